@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollbridge.consumer.records import Origin, message_of
-from rollbridge.consumer.stretches import StoredBatch, StoredRecord
+from rollbridge.consumer.stretches import SegmentStretch, StoredBatch, StoredRecord
 from rollbridge.consumer.writers import NUMBERS_MAX, RUNS_MAX, FetchedHeads, Writers, seen_in
 from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError
 from rollbridge.kafka.batches import (
     BatchBuilder,
     LogRecord,
+    crc32c,
     framed,
     parse_header,
     read_records,
     rebatch,
 )
-from rollbridge.kafka.committed import attributed, committed_records
+from rollbridge.kafka.committed import attributed, committed_records, iterate_any_records
+from rollbridge.kafka.fetch_plan import Fetched
 from rollbridge.kafka.segment_tail import sn_of
 from rollbridge.kafka.signed_runs import signed_batch
 from rollbridge.model.attribution import (
@@ -357,10 +359,105 @@ def test_where_compaction_took_the_head_of_a_frame_nobody_knows_who_wrote_the_re
     for offset in (6, 9, 10, 14):
         with pytest.raises(NotFoundError, match="compaction has taken"):
             writers.find(PLACE, offset)
-    # A plain writer's records belong to no transaction whatever is missing.
+    # A plain writer's records belong to no transaction whatever is missing; nor do those of a native transaction that
+    # is no leader's, if its first record is there.
     plain = one_frame(0, 5, headers=False)
-    writers = Writers(lambda _, offset: seen_in(_compacted(plain, plain[2:], transactional=False), offset))
-    assert writers.find(PLACE, 3) is None
+    for batch in (_compacted(plain, plain[2:], transactional=False), _compacted(plain, [plain[0], *plain[2:]])):
+        found = seen_in(batch, 3)
+        assert (found.heads, found.doubtful) == ([], frozenset())
+
+
+_UNKNOWN = "unknown"
+
+
+@given(st.data())
+@settings(deadline=None)
+def test_all_readers_say_the_same_of_a_batch_that_was_compacted(data: st.DataObject) -> None:
+    """Who wrote a record is what was written, or cannot be known: nobody says that it is no transaction's."""
+    sizes = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    begins = [0, *itertools.accumulate(sizes)]
+    whole = [record for first, size in zip(begins, sizes, strict=False) for record in one_frame(first, size)]
+    left = [record for record in whole if data.draw(st.booleans(), label=f"{record.offset} is left")]
+    batches = [_compacted(whole, left)]
+    if data.draw(st.booleans(), label="another batch"):
+        batches.append(_compacted(one_frame(len(whole), 3), one_frame(len(whole), 3)))
+        left += one_frame(len(whole), 3)
+    found = _by_reader(batches, whole[-1].offset + 4)
+    assert found["reader"] == found["consumer"] == found["spark"]
+    truth = {first + place: (T, place) for first, size in zip(begins, sizes, strict=False) for place in range(size)}
+    truth |= {len(whole) + place: (T, place) for place in range(3)}
+    assert {record.offset for record in left} == set(found["reader"])
+    for offset, written in found["reader"].items():
+        head = max(begin for begin in begins if begin <= offset)
+        assert written == (truth[offset] if head in found["reader"] else _UNKNOWN)
+
+
+def _by_reader(batches: list[bytes], end: int) -> dict[str, dict[int, Any]]:
+    """What each reader says of the records of some batches, by offset."""
+    pytest.importorskip("pyarrow")
+    from rollbridge.spark.source_records import committed_end
+
+    def ask(look: Callable[[], object]) -> object:
+        try:
+            return look()
+        except NotFoundError:
+            return _UNKNOWN
+
+    raw = b"".join(batches)
+    headers = [(parse_header(batch), memoryview(batch)) for batch in batches]
+    origin = Origin(lambda _: None)
+    stretch = SegmentStretch(Fetched(PLACE, 0, end, headers, [], end, end), SegmentId.of(0, 0), range(end), origin)
+    stored = list(stretch.records())
+    found: dict[str, dict[int, Any]] = {
+        "reader": {
+            item.offset: ask(lambda item=item: (item.transaction_id, item.local_sequence))  # type: ignore[misc]
+            for item in stored
+        }
+    }
+    writers = Writers(lambda _, offset: seen_in(b"".join(it for it in batches if _last(it) >= offset), offset))
+    held = [record for batch in batches for record in iterate_any_records(batch)]
+    writers.handed_out([message(record) for record in held])
+    found["consumer"] = {record.offset: ask(lambda record=record: found_by(writers, record)) for record in held}  # type: ignore[misc]
+    records, _ = committed_end(raw, 0, [])
+    known, ids, sequences, doubtful = records.writers()
+    found["spark"] = {
+        offset: _UNKNOWN
+        if doubtful[at]
+        else (TransactionId.from_bytes(ids[at].tobytes()), int(sequences[at]))
+        if known[at]
+        else (None, -1)
+        for at, offset in enumerate(records.offset.tolist())
+    }
+    return found
+
+
+def _last(batch: bytes) -> int:
+    header = parse_header(batch)
+    return header.base_offset + header.last_offset_delta
+
+
+def test_a_spark_query_ends_where_nobody_knows_who_wrote_a_record_unless_losses_are_to_be_left_out() -> None:
+    pa = pytest.importorskip("pyarrow")
+    from rollbridge.spark.columns import record_batch
+    from rollbridge.spark.planning import SegmentPlace
+    from rollbridge.spark.source_records import committed_end
+
+    whole = one_frame(0, 3) + one_frame(3, 3)
+    raw = _compacted(whole, [record for record in whole if record.offset != 3])
+    records, _ = committed_end(raw, 0, [])
+    place = SegmentPlace("sales/orders", PLACE[0], SegmentId.of(0, 0), None)
+    schema = pa.schema([("transactionId", pa.string()), ("localSequence", pa.int64())])
+
+    def rows(chosen: Any, names: Sequence[str] = schema.names, *, fail: bool) -> list[Any]:
+        columns = pa.schema([(name, pa.int64() if name == "offset" else schema.field(name).type) for name in names])
+        return list(record_batch(chosen, place, names, columns, fail=fail).to_pydict().values())
+
+    assert rows(records.where(slice(3)), fail=True) == [[str(T)] * 3, [0, 1, 2]]
+    assert rows(records, ["offset"], fail=True) == [[0, 1, 2, 4, 5]], "nobody asks who wrote them"
+    for name in schema.names:
+        with pytest.raises(TruncatedError, match=r"compaction .*offset 4 of .*=false"):
+            rows(records, [name], fail=True)
+    assert rows(records, fail=False) == [[str(T)] * 3 + [None] * 2, [0, 1, 2, None, None]]
 
 
 def _compacted(whole: list[LogRecord], left: list[LogRecord], *, transactional: bool = True) -> bytes:
@@ -380,6 +477,7 @@ def _compacted(whole: list[LogRecord], left: list[LogRecord], *, transactional: 
     batch[:8] = whole[0].offset.to_bytes(8, "big")
     batch[21:23] = (0x10 if transactional else 0).to_bytes(2, "big")
     batch[23:27] = (whole[-1].offset - whole[0].offset).to_bytes(4, "big")
+    batch[17:21] = crc32c(bytes(batch[21:])).to_bytes(4, "big")
     return bytes(batch)
 
 
@@ -397,7 +495,8 @@ def test_spark_s_columns_say_the_same_from_any_start(log: Log, data: st.DataObje
     records, _ = committed_end(raw, start, [])
     some = records.where(slice(data.draw(st.integers(0, len(records))), None))
     for chosen in (records, some):
-        known, ids, sequences = chosen.writers()
+        known, ids, sequences, doubtful = chosen.writers()
+        assert not doubtful.any()
         found = {
             offset: (TransactionId.from_bytes(ids[at].tobytes()), int(sequences[at])) if known[at] else (None, -1)
             for at, offset in enumerate(chosen.offset.tolist())
@@ -443,7 +542,7 @@ def test_every_reader_takes_a_hostile_header_for_the_same(headers: list[tuple[st
     assert expected[6:] == [(None, -1)] * 3
     assert all(sequence < 1 << 63 for _, sequence in expected)
     # Spark's columns.
-    maker = _Maker(committed_end(raw, 0, [])[0], None)  # type: ignore[arg-type]
+    maker = _Maker(committed_end(raw, 0, [])[0], None, True)  # type: ignore[arg-type]
     ids, sequences = maker.transaction_id().to_pylist(), maker.local_sequence().to_pylist()
     assert [
         (found and TransactionId.parse(found), -1 if at is None else at)

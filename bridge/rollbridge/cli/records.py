@@ -16,9 +16,11 @@ from typing import Any, Final
 import click
 
 from rollbridge.consumer.records import HeaderList, Record
-from rollbridge.errors import CorruptDataError
+from rollbridge.errors import CorruptDataError, NotFoundError
+from rollbridge.model.sn import SN
 
 LineFormat = Callable[[Record], bytes]
+_UNKNOWN: Final = "unknown"
 
 _FIELDS: Final[dict[str, Callable[[Record], bytes | None]]] = {
     "key": lambda record: record.key,
@@ -27,10 +29,10 @@ _FIELDS: Final[dict[str, Callable[[Record], bytes | None]]] = {
     "segment": lambda record: _given(record.segment),
     "topic": lambda record: record.topic.encode(),
     "timestamp": lambda record: _given(record.timestamp_ms),
-    "dlsn": lambda record: _given(record.dlsn),
-    "sn": lambda record: _given(record.sn),
-    "transaction": lambda record: _given(record.transaction_id),
-    "local_sequence": lambda record: _given(record.local_sequence),
+    "dlsn": lambda record: _known(lambda: record.dlsn),
+    "sn": lambda record: _known(lambda: record.sn),
+    "transaction": lambda record: _known(lambda: record.transaction_id),
+    "local_sequence": lambda record: _known(lambda: record.local_sequence),
     "commit_position": lambda record: _given(record.commit_position),
     "committed": lambda record: b"yes" if record.committed else b"no",
     "headers": lambda record: _headers_text(record),
@@ -74,7 +76,13 @@ def json_line(record: Record) -> bytes:
 
 def record_document(record: Record) -> dict[str, Any]:
     """Return a record as JSON."""
-    sn, transaction, headers = record.sn, record.transaction_id, _headers(record)
+    headers = _headers(record)
+    sn: SN | None
+    transaction: object
+    try:
+        sn, transaction, local_sequence = record.sn, record.transaction_id, record.local_sequence
+    except NotFoundError:
+        sn, transaction, local_sequence = None, _UNKNOWN, None
     return {
         "dlsn": None if sn is None else str(sn.dlsn),
         "sequence_id": None if sn is None else sn.sequence_id,
@@ -84,7 +92,7 @@ def record_document(record: Record) -> dict[str, Any]:
         "offset": record.offset,
         "timestamp_ms": record.timestamp_ms,
         "transaction": None if transaction is None else str(transaction),
-        "local_sequence": record.local_sequence,
+        "local_sequence": local_sequence,
         "commit_position": record.commit_position,
         "committed": record.committed,
         **_text("key", record.key),
@@ -106,6 +114,14 @@ def _headers_text(record: Record) -> bytes | None:
     if headers is None:
         return None
     return b",".join(name.encode() + b"=" + (b"" if value is None else value) for name, value in headers)
+
+
+def _known(ask: Callable[[], object]) -> bytes:
+    """Return what depends on who wrote a record, which compaction may have taken away."""
+    try:
+        return _given(ask())
+    except NotFoundError:
+        return _UNKNOWN.encode()
 
 
 def _given(value: object) -> bytes:

@@ -240,7 +240,9 @@ class Record(tuple[Any, ...]):
     def transaction_id(self) -> TransactionId | None:
         """Transaction that wrote it; None for a plain or compare-and-set write.
 
-        That of a :class:`Message` may ask a broker, as :attr:`Message.transaction_id` does.
+        Raises:
+            NotFoundError: Compaction has taken out of its batch what said so; also from all that depends on it. A
+                topic that was compacted when the record was written says it with each record.
         """
         return self._source()[0]
 

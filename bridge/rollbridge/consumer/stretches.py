@@ -26,7 +26,8 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
 from confluent_kafka import Message as KafkaMessage
 
 from rollbridge.consumer.records import HeaderList, Origin, Preview, Record, message_of, record_of
-from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.consumer.writers import may_lack_heads, seen_in, why_unknown
+from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from rollbridge.kafka.batches import BatchHeader, LogRecord, RawBatch, uncompressed
 from rollbridge.kafka.committed import BatchStanding, is_plain, iterate_any_records
 from rollbridge.kafka.fetch_plan import Fetched
@@ -52,12 +53,14 @@ class StoredBatch:
         header: Header of the batch, or of the first one.
     """
 
-    __slots__ = ("_begins", "_heads", "_run", "header", "origin", "place")
+    __slots__ = ("_begins", "_compacted", "_doubtful", "_heads", "_run", "header", "origin", "place")
 
-    def __init__(self, origin: Origin, place: Partition, header: BatchHeader) -> None:
+    def __init__(self, origin: Origin, place: Partition, header: BatchHeader, batch: RawBatch = b"") -> None:
         self.origin = origin
         self.place = place
         self.header = header
+        self._compacted = batch if may_lack_heads(header) else None
+        self._doubtful: frozenset[int] = frozenset()
         self._begins: list[int] | None = None
         self._heads: list[tuple[bytes, int]] = []
         self._run: tuple[int, bytes, Sequence[int]] = _NO_RUN
@@ -79,7 +82,15 @@ class StoredBatch:
             self._heads.append((value, last))
 
     def find(self, offset: int) -> tuple[TransactionId, int] | tuple[None, None]:
-        """Return who wrote a record without a header of its own, if it belongs to a run."""
+        """Return who wrote a record without a header of its own, if it belongs to a run.
+
+        Raises:
+            NotFoundError: Compaction may have taken the head of its run.
+        """
+        if self._compacted is not None:
+            self._doubtful, self._compacted = seen_in(memoryview(self._compacted), offset).doubtful, None
+        if offset in self._doubtful:
+            raise NotFoundError(why_unknown(self.place, offset))
         at = bisect_right(self._begins or (), offset) - 1
         if at < 0 or self._begins is None:
             return None, None
@@ -357,7 +368,7 @@ class SegmentStretch:
         """Yield iterators over some records of a batch each."""
         base, last = header.base_offset, header.base_offset + header.last_offset_delta
         low, high = max(self.next, base), min(self.end, last + 1)
-        shared = StoredBatch(self._origin, self._place, header)
+        shared = StoredBatch(self._origin, self._place, header, batch)
         plain = uncompressed(header, batch)
         for parse in _PARSERS:
             try:
@@ -408,6 +419,8 @@ class _Small:
 
     def add(self, header: BatchHeader, batch: RawBatch) -> bool:
         """Add a batch; return False, adding nothing, if it is not like the others, or has to be looked at closely."""
+        if may_lack_heads(header):
+            return False
         shared = self.shared
         if shared is None:
             shared = self.shared = StoredBatch(self._origin, self._place, header)

@@ -35,7 +35,7 @@ from confluent_kafka import Message
 
 from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError
 from rollbridge.forks import hold, is_gone
-from rollbridge.kafka.batches import complete_batches, parse_header
+from rollbridge.kafka.batches import BatchHeader, complete_batches, parse_header
 from rollbridge.kafka.clients import get_headers
 from rollbridge.kafka.committed import iterate_any_records
 from rollbridge.kafka.fetch import LogReader
@@ -107,10 +107,7 @@ class Writers:
             if offset not in known.fetched_offsets:
                 known.take(self._fetch(place, offset), place, offset)
             if offset in known.doubtful:
-                raise NotFoundError(
-                    f"compaction has taken records before offset {offset} of {show_partition(place)} out of its batch: "
-                    "whether a transaction wrote it cannot be known any more"
-                )
+                raise NotFoundError(why_unknown(place, offset))
             return known.fetched.find(offset)
 
     def _learn(self, messages: Sequence[Message]) -> None:
@@ -222,7 +219,8 @@ class _Runs:
 def seen_in(raw: bytes | memoryview, offset: int) -> FetchedHeads:
     """Return what a broker's answer for an offset tells.
 
-    In a batch of a native transaction, as leaders write them, a record behind a gap may be one whose head is gone.
+    In a batch of a native transaction, as leaders write them, a record behind a gap may be one whose head is gone. A
+    leader's batch begins with a head, so one that begins with another record is none.
     """
     heads: list[tuple[int, bytes, int]] = []
     doubtful: set[int] = set()
@@ -235,9 +233,9 @@ def seen_in(raw: bytes | memoryview, offset: int) -> FetchedHeads:
         if header.is_control:
             continue
         next_offset = run_end = header.base_offset
-        is_compacted = False
+        may_be_leaders, has_gap = may_lack_heads(header), False
         for record in iterate_any_records(batch):
-            is_compacted |= record.offset != next_offset
+            has_gap |= record.offset != next_offset
             next_offset = record.offset + 1
             value = own_header(record.headers)
             if value is not None:
@@ -245,9 +243,24 @@ def seen_in(raw: bytes | memoryview, offset: int) -> FetchedHeads:
                 run_end = record.offset
                 with suppress(InvalidRequestError):
                     run_end += unpack_run(value).records
-            elif is_compacted and header.is_transactional and record.offset >= run_end:
+            elif record.offset == header.base_offset:
+                may_be_leaders = False
+            elif has_gap and may_be_leaders and record.offset >= run_end:
                 doubtful.add(record.offset)
     return FetchedHeads(range(offset if begin is None else begin, end), heads, frozenset(doubtful))
+
+
+def may_lack_heads(header: BatchHeader) -> bool:
+    """Return whether compaction may have taken heads out of a batch, and left records of their runs."""
+    return header.is_transactional and header.is_compacted
+
+
+def why_unknown(place: Partition, offset: int) -> str:
+    """Return what is said of a record whose head compaction may have taken."""
+    return (
+        f"compaction has taken records before offset {offset} of {show_partition(place)} out of its batch: whether a "
+        "transaction wrote it cannot be known any more"
+    )
 
 
 class BatchFetcher:

@@ -214,6 +214,11 @@ class BatchHeader(NamedTuple):
         return bool(self.attributes & _TRANSACTIONAL)
 
     @property
+    def is_compacted(self) -> bool:
+        """True if compaction has taken records out of the batch."""
+        return self.record_count <= self.last_offset_delta
+
+    @property
     def is_append_time(self) -> bool:
         """True if all records carry the broker's append time, which is ``max_timestamp``."""
         return bool(self.attributes & _LOG_APPEND_TIME)

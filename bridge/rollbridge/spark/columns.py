@@ -19,27 +19,33 @@ import numpy as np
 import pyarrow as pa
 
 from rollbridge.consumer.records import OWN_HEADERS
+from rollbridge.consumer.writers import why_unknown
+from rollbridge.errors import TruncatedError
 from rollbridge.model.ids import TransactionId
 from rollbridge.spark.planning import SegmentPlace
-from rollbridge.spark.source_records import Flags, Longs, Records, Slices, equals, headers_of
+from rollbridge.spark.source_records import Flags, Longs, Records, Slices, WrittenBy, equals, headers_of
 
 
-def record_batch(records: Records, place: SegmentPlace, names: Sequence[str], schema: pa.Schema) -> pa.RecordBatch:
+def record_batch(
+    records: Records, place: SegmentPlace, names: Sequence[str], schema: pa.Schema, *, fail: bool
+) -> pa.RecordBatch:
     """Return the columns ``names`` of records, as ``schema`` calls them.
 
     Raises:
         CorruptDataError: headers do not parse.
+        TruncatedError: what says who wrote a record was deleted, and ``fail`` is set; else that is null.
     """
-    maker = _Maker(records, place)
+    maker = _Maker(records, place, fail)
     return pa.RecordBatch.from_arrays([_MAKE[name](maker) for name in names], schema=schema)
 
 
 class _Maker:
     """Maker of columns of some records; headers, which several columns need, are parsed once."""
 
-    def __init__(self, records: Records, place: SegmentPlace) -> None:
+    def __init__(self, records: Records, place: SegmentPlace, fail: bool) -> None:
         self.records = records
         self.place = place
+        self.fail = fail
 
     def same(self, value: object, kind: pa.DataType) -> pa.Array:
         return pa.repeat(pa.scalar(value, kind), len(self.records))
@@ -63,7 +69,7 @@ class _Maker:
         return _header_lists(self.records.buffer, self._users_headers, len(self.records))
 
     def transaction_id(self) -> pa.Array:
-        known, ids, _ = self.records.writers()
+        known, ids, _, _ = self._writers
         # Records of one transaction are adjacent, so each id is formatted once for a run of them.
         begins: Flags = np.ones(len(ids), np.bool_)
         begins[1:] = (ids[1:] != ids[:-1]).any(axis=1) | ~known[:-1]
@@ -75,8 +81,16 @@ class _Maker:
         return texts.take(pa.array(np.maximum(np.cumsum(begins) - 1, 0), mask=~known))
 
     def local_sequence(self) -> pa.Array:
-        known, _, sequence = self.records.writers()
-        return pa.array(sequence, mask=~known)
+        return pa.array(self._writers.sequence, mask=~self._writers.known)
+
+    @cached_property
+    def _writers(self) -> WrittenBy:
+        found = self.records.writers()
+        if self.fail and found.doubtful.any():
+            offset = int(self.records.offset[found.doubtful][0])
+            why = why_unknown((self.place.topic, self.place.partition), offset)
+            raise TruncatedError(f"{why}; with the option failOnDataLoss=false its transactionId is null")
+        return found
 
     @cached_property
     def _users_headers(self) -> list[tuple[Longs, Slices, Slices]]:

@@ -219,8 +219,8 @@ class ReadOptions:
     """Maximum number of offsets in a micro-batch, shared out among segments in proportion to their backlog; control
     markers count, so there may be fewer rows. If left out: no limit."""
     fail_on_data_loss: bool = option(True, key=FAIL_ON_DATA_LOSS)
-    """Fail if records to be read were deleted or lost; ``false`` logs a warning, and the query goes on at what is
-    left."""
+    """Fail if records to be read were deleted or lost, or if compaction took away which transaction wrote one that is
+    asked for; ``false`` logs a warning, and the query goes on at what is left."""
 
     def place_faults(self, kind: Kind) -> Iterator[str]:
         """Yield faults of options that the kind of query does not have."""

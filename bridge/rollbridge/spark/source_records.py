@@ -12,13 +12,14 @@ Source: Kafka documentation, "Record Batch" and "Record".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from rollbridge.consumer.writers import may_lack_heads, seen_in
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import HEADER_BYTES, BatchHeader, check_crc, uncompressed
 from rollbridge.kafka.committed import AbortedSpan, BatchStanding, judged_batches
@@ -73,6 +74,8 @@ class Records:
     """All records of the fetch, if these are some of them."""
     index: Longs = None
     """Their places among all records."""
+    compacted: Sequence[memoryview] = ()
+    """Batches of the fetch in which heads of runs may be missing."""
 
     def __len__(self) -> int:
         return len(self.offset)
@@ -103,7 +106,7 @@ class Records:
         if self.whole is None:
             return self._writers
         found = self.whole._writers
-        return WrittenBy(found.known[self.index], found.transaction[self.index], found.sequence[self.index])
+        return WrittenBy(*(field[self.index] for field in found))
 
     @cached_property
     def _writers(self) -> WrittenBy:
@@ -140,7 +143,8 @@ class Records:
             transaction[members] = np.frombuffer(run.transaction, np.uint8)
             steps = np.cumsum([0, *run.steps])[delta] if run.steps else delta
             sequence[members] = run.first + steps
-        return WrittenBy(known, transaction, sequence)
+        doubtful = [offset for batch in self.compacted for offset in seen_in(batch, 0).doubtful]
+        return WrittenBy(known, transaction, sequence, np.isin(self.offset, np.array(doubtful, np.int64)))
 
 
 class WrittenBy(NamedTuple):
@@ -152,6 +156,8 @@ class WrittenBy(NamedTuple):
     """The 16 bytes of its id."""
     sequence: Longs
     """The local sequence number."""
+    doubtful: Flags
+    """True if that cannot be known any more: compaction may have taken the head of its run."""
 
 
 class HeaderCursor(NamedTuple):
@@ -207,12 +213,15 @@ def parse(raw: bytes, batches: list[tuple[BatchHeader, memoryview]]) -> Records:
             (begin, begin - HEADER_BYTES + len(batch)) for begin, (_, batch) in zip(begins, batches, strict=True)
         ]
     try:
-        return _parse(buffer, [header for header, _ in batches], sections)
+        compacted = [batch for header, batch in batches if may_lack_heads(header)]
+        return _parse(buffer, [header for header, _ in batches], sections, compacted)
     except IndexError as exc:
         raise CorruptDataError("a record batch ends in the middle of a record") from exc
 
 
-def _parse(buffer: bytes, headers: list[BatchHeader], sections: list[tuple[int, int]]) -> Records:
+def _parse(
+    buffer: bytes, headers: list[BatchHeader], sections: list[tuple[int, int]], compacted: list[memoryview]
+) -> Records:
     data = np.frombuffer(buffer, np.uint8)
     starts: list[int] = []
     for header, (begin, end) in zip(headers, sections, strict=True):
@@ -236,7 +245,7 @@ def _parse(buffer: bytes, headers: list[BatchHeader], sections: list[tuple[int, 
         timestamp = np.where(appended, _repeated([header.max_timestamp for header in headers], counts), timestamp)
     kinds = _repeated(kind, counts).astype(np.int32)
     batch = _repeated(list(range(len(headers))), counts)
-    return Records(buffer, offset, timestamp, kinds, key, value, place, record_end, batch)
+    return Records(buffer, offset, timestamp, kinds, key, value, place, record_end, batch, compacted=compacted)
 
 
 def _find_starts(buffer: bytes, data: Bytes, begin: int, end: int, count: int, starts: list[int]) -> None:

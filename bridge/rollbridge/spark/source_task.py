@@ -53,7 +53,7 @@ def read_portion(
         fail: True if deleted records are an error.
 
     Raises:
-        TruncatedError: records have been deleted, and ``fail`` is set.
+        TruncatedError: records have been deleted, or what says who wrote one, and ``fail`` is set.
         UnavailableError: nothing became readable for a minute.
         CorruptDataError: a batch or record does not parse.
         NotAuthorizedError, KafkaUnavailableError.
@@ -64,7 +64,8 @@ def read_portion(
         try:
             for records in _records(reader, piece, fail=fail):
                 for begin in range(0, len(records), _ROWS_MAX):
-                    yield record_batch(records.where(slice(begin, begin + _ROWS_MAX)), piece.place, names, arrow)
+                    rows = records.where(slice(begin, begin + _ROWS_MAX))
+                    yield record_batch(rows, piece.place, names, arrow, fail=fail)
         except TruncatedError:
             raise
         except NotFoundError as gone:
