@@ -103,7 +103,7 @@ def test_columns_are_what_the_records_say(fetch: Fetch, cut: int) -> None:
     middle = fetch.start + 2
     runs = Runs(np.array([middle]), np.array([middle + 3]), np.array([77]))
     place = SegmentPlace("s/t", "s.t.segment-3.epoch-2", SegmentId.of(3, 2), 1000, runs)
-    batch = record_batch(records, place, check_schema(schema), to_arrow_schema(schema, timezone="UTC"))
+    batch = record_batch(records, place, check_schema(schema), to_arrow_schema(schema, timezone="UTC"), fail=True)
     batch.validate(full=True)
     found = batch.to_pylist()
     assert len(found) == len(wanted)
@@ -164,6 +164,7 @@ def test_broken_records_are_an_error_or_other_records_but_nothing_else(place: in
             SegmentPlace("s/t", "topic", SegmentId.of(0, 0), None),
             check_schema(schema),
             to_arrow_schema(schema, timezone="UTC"),
+            fail=True,
         )
         found.validate(full=True)
     except CorruptDataError:
@@ -188,7 +189,9 @@ def test_runs_of_records_of_one_length_are_found_as_they_are(runs: list[tuple[in
 def test_nothing_makes_no_rows() -> None:
     schema = schema_of([*HEADERS, *TRANSACTION, *COMMIT_POSITION])
     place = SegmentPlace("s/t", "topic", SegmentId.of(0, 0), None)
-    found = record_batch(parse(b"", []), place, check_schema(schema), to_arrow_schema(schema, timezone="UTC"))
+    found = record_batch(
+        parse(b"", []), place, check_schema(schema), to_arrow_schema(schema, timezone="UTC"), fail=True
+    )
     assert found.num_rows == 0
 
 
