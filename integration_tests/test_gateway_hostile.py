@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from pathlib import Path
 from typing import Self
 
 import psutil
@@ -35,6 +36,7 @@ from rollbridge_gateway.versions import Api
 logger = logging.getLogger(__name__)
 
 HOSTILE = "gateway-hostile"
+CERTIFICATES = Path(__file__).parent / "certificates"
 MUTANTS = int(os.environ.get("EXAMPLES", "400"))
 MANY = int(os.environ.get("EXAMPLES", "100000"))
 RSS_MAX = 1 << 30
@@ -65,9 +67,9 @@ def exchange(gateway: GatewayProcess, data: bytes) -> bytes:
         return bytes(found)
 
 
-def check_alive(site: Site, gateway: GatewayProcess, stream: str, transactional_id: str) -> None:
+def check_alive(site: Site, gateway: GatewayProcess, stream: str, transactional_id: str, **settings: object) -> None:
     """The gateway carries a transaction, and has logged no stack."""
-    producer = producer_of(gateway, transactional_id)
+    producer = producer_of(gateway, transactional_id, **settings)
     producer.init_transactions(60)
     producer.begin_transaction()
     for i in range(100):
@@ -297,3 +299,26 @@ def test_one_address_cannot_fill_a_gateway_and_who_says_nothing_leaves_soon(
         for connection in silent:
             await_end(connection)
     assert "of 127.0.0.2 35 of at most 35" in strict.log.read_text()
+
+
+def test_who_never_begins_its_tls_handshake_counts_and_leaves_soon(
+    site: Site, orders: str, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+    name = unique_name("gateway")
+    limits = [f"--certificate={CERTIFICATES / 'server.pem'}", "--connections-max=40", "--connections-per-ip-max=35"]
+    with GatewayProcess(servers, name, tmp_path, limits) as gateway, ExitStack() as stack:
+        silent = [
+            stack.enter_context(
+                socket.create_connection(("127.0.0.1", gateway.port), ANSWER_S, source_address=("127.0.0.2", 0))
+            )
+            for _ in range(50)
+        ]
+        for connection in silent[35:]:
+            await_end(connection)  # refused at once: there is no room for it
+        tls = {"security.protocol": "SSL", "ssl.ca.location": str(CERTIFICATES / "ca.pem")}
+        check_alive(site, gateway, orders, unique_name("beside"), **tls)
+        for connection in silent:
+            await_end(connection)
+        log = gateway.log.read_text()
+    assert "of 127.0.0.2 35 of at most 35" in log

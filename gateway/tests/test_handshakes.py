@@ -9,6 +9,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rollbridge.errors import ConfigError
 from rollbridge.kafka.ratelimit import LIMITER
 from rollbridge.security.certificates import ends_of_validity
 from rollbridge_gateway.settings import GatewaySettings
+from rollbridge_gateway.shell.framing import MessageStream
 from rollbridge_gateway.shell.handshakes import telling
 
 CERTIFICATES = Path(__file__).parents[2] / "integration_tests/certificates"
@@ -49,11 +51,6 @@ def handshake(port: int, version: ssl.TLSVersion, authority: str, certificate: s
             return str(fault.reason)
 
 
-class Greeter(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        transport.write(b"hello")  # type: ignore[attr-defined]
-
-
 def told(failed: Callable[[], None], *client: object) -> str:
     """What a client of a server like a gateway's is told."""
 
@@ -61,11 +58,22 @@ def told(failed: Callable[[], None], *client: object) -> str:
         context = settings().tls_context()
         assert context is not None
         context.sslobject_class = telling(failed)
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(Greeter, "127.0.0.1", 0, ssl=context)
+        loop, greetings = asyncio.get_running_loop(), []
+
+        async def greet(stream: MessageStream) -> None:
+            with suppress(OSError):
+                await stream.encrypt(context, 60)
+                stream.transport.write(b"hello")
+
+        def opened(stream: MessageStream) -> None:
+            greetings.append(loop.create_task(greet(stream)))
+
+        server = await loop.create_server(lambda: MessageStream(opened), "127.0.0.1", 0)
         async with server:
             port = server.sockets[0].getsockname()[1]
-            return await asyncio.to_thread(handshake, port, *client)  # type: ignore[arg-type]
+            found = await asyncio.to_thread(handshake, port, *client)  # type: ignore[arg-type]
+            await asyncio.wait(greetings)
+            return found
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(ask())

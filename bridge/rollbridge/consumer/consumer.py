@@ -92,6 +92,8 @@ _FOREVER_S: Final = 10.0**9
 class Consumer:
     """Member of a consumer group over streams. Only one thread at a time may use it. Close it, or use ``with``."""
 
+    _closed = _left = True  # until it is open: a subclass may leave out to call ``__init__``
+
     def __init__(self, config: Mapping[str, Any] | None = None, /, **settings: Any) -> None:
         """Connect; a subscription or an assignment comes next.
 
@@ -655,9 +657,11 @@ class Consumer:
             self._give_up(deadline)
         finally:
             self._left = True
-            self._leave(deadline)
-            self._session.close()
-            self._fetcher.close()
+            try:
+                self._leave(deadline)
+            finally:
+                self._session.close()
+                self._fetcher.close()
 
     def _give_up(self, deadline: Deadline) -> None:
         """Give up all segments on the calling thread, so that ``on_revoke`` runs here and may commit a last time.
@@ -698,9 +702,9 @@ class Consumer:
 
     def check_usable(self) -> None:
         """Raise if it is closed, or was made by another process. Callbacks of its last moment may still commit."""
-        check(self._consumer)
         if self._left:
             raise RuntimeError("Consumer closed")  # the error that confluent-kafka raises
+        check(self._consumer)
 
     def _check_open(self) -> None:
         if self._closed:

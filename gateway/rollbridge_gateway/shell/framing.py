@@ -57,7 +57,7 @@ class MessageStream(asyncio.BufferedProtocol):
         """Prepare.
 
         Args:
-            opened: Called once it is connected, with TLS where that is used.
+            opened: Called once it is connected; before any handshake, if :meth:`encrypt` is to begin TLS.
             is_trusted: Whether the other side is a broker: what it announces comes.
         """
         self.received = 0
@@ -90,6 +90,36 @@ class MessageStream(asyncio.BufferedProtocol):
             lambda: cls(is_trusted=True), host, port, ssl=tls, server_hostname=host if tls else None
         )
         return stream
+
+    async def encrypt(self, tls: ssl.SSLContext, timeout_s: float) -> None:
+        """Begin TLS with a client.
+
+        Raises:
+            OSError: The handshake fails, or takes longer.
+        """
+        self.transport.pause_reading()
+        handshake = asyncio.ensure_future(
+            self._loop.start_tls(self.transport, self, tls, server_side=True, ssl_handshake_timeout=timeout_s)
+        )
+        try:
+            await asyncio.sleep(0)  # the protocol of TLS is in place now, and is told of the connection next
+            self._loop.call_soon(self._hand_over)
+            found = await handshake
+        finally:
+            handshake.cancel()
+        if found is None or found.is_closing():
+            raise ConnectionResetError("the connection was closed during its handshake")
+        self._transport, self._is_encrypted = found, True
+
+    def _hand_over(self) -> None:
+        """Give TLS what has come before it was in place: uvloop reads at once, even if a connection begins paused."""
+        protocol = cast(asyncio.BufferedProtocol, self.transport.get_protocol())
+        came, self._ahead = self._ahead, bytearray()
+        while came:
+            room = memoryview(protocol.get_buffer(len(came)))[: len(came)]
+            room[:] = came[: len(room)]
+            del came[: len(room)]
+            protocol.buffer_updated(len(room))
 
     @property
     def transport(self) -> asyncio.Transport:

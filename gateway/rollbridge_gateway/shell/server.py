@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 import random
+import ssl
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -64,8 +65,6 @@ ASKED_MAX: Final = 100_000
 """Client ids of which it is remembered what they have asked Metadata about."""
 HOMES_MAX: Final = 100
 """Most topics among which a place is looked for that a client may write to."""
-HANDSHAKE_S: Final = 10.0
-"""Longest time for a TLS handshake, during which a connection is not counted yet."""
 WATCHES: Final = 4
 """How often connections are looked at within the shortest limit of time."""
 _BACKLOG: Final = 512
@@ -290,13 +289,9 @@ class Server:
         if tls is not None:
             tls.sslobject_class = telling(self._failed_handshake)
         try:
+            # Without TLS: asyncio counts nobody who is within a handshake.
             listener = await self._loop.create_server(
-                lambda: MessageStream(partial(self._accept_soon, broker)),
-                host,
-                wanted,
-                backlog=_BACKLOG,
-                ssl=tls,
-                ssl_handshake_timeout=HANDSHAKE_S if tls else None,
+                lambda: MessageStream(partial(self._accept_soon, broker, tls)), host, wanted, backlog=_BACKLOG
             )
         except OSError as fault:
             raise LocalEnvironmentError(f"address {host}:{wanted} cannot be listened at: {fault}") from fault
@@ -312,7 +307,7 @@ class Server:
     def _failed_handshake(self) -> None:
         self.counts.malformed += 1
 
-    def _accept_soon(self, broker: int | None, stream: MessageStream) -> None:
+    def _accept_soon(self, broker: int | None, tls: ssl.SSLContext | None, stream: MessageStream) -> None:
         host, *_ = stream.transport.get_extra_info("peername") or ("gone",)
         network = network_of(str(host))
         if self.counts.connections >= self.settings.connections_max or self._of_network[network] >= self._per_ip_max:
@@ -329,7 +324,7 @@ class Server:
             return
         self.counts.connections += 1
         self._of_network[network] += 1
-        task = self._loop.create_task(self._accept(broker, stream), name="client")
+        task = self._loop.create_task(self._accept(broker, tls, stream), name="client")
         self._clients.add(task)
         task.add_done_callback(partial(self._left, stream, network))
 
@@ -341,15 +336,20 @@ class Server:
             del self._of_network[network]
         self._clients.discard(task)
 
-    async def _accept(self, broker: int | None, stream: MessageStream) -> None:
+    async def _accept(self, broker: int | None, tls: ssl.SSLContext | None, stream: MessageStream) -> None:
         pace = Pace(self.settings.limits, time.monotonic())
         line = Line(stream, pace, self.answers, self.settings.request_s)
         try:
             connection = ClientConnection(self, broker, line)
             self._lines[line] = connection
+            if tls is not None:
+                await stream.encrypt(tls, FIRST_S)
             await serve(stream, connection, line, self.room, self.settings.request_bytes_max, self)
         except asyncio.CancelledError:
             stream.close()
+        except OSError as fault:
+            logger.debug("a client's handshake has failed: %s", fault)
+            stream.transport.abort()
         finally:
             self._lines.pop(line, None)
 
