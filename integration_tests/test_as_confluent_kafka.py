@@ -5,6 +5,9 @@ Each case is played with both, and what they answer is compared.
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -231,6 +234,50 @@ def test_a_closed_consumer_says_so_whatever_is_called(make: Make) -> None:
             pytest.fail(f"{name}: {call()}")
     assert consumer.__enter__() is consumer
     assert consumer.__exit__(None, None, None) is None
+
+
+def test_one_that_was_never_initialized_is_closed() -> None:
+    for base in (rollbridge.Consumer, confluent_kafka.Consumer):
+        kind: Any = type("Uninitialized", (base,), {"__init__": lambda self: None})
+        consumer = kind()
+        calls: list[Callable[[], object]] = [
+            consumer.poll,
+            consumer.assignment,
+            consumer.memberid,
+            consumer.unsubscribe,
+        ]
+        for call in calls:
+            with pytest.raises(RuntimeError, match="Consumer closed"):
+                call()
+        consumer.close()
+
+
+def test_a_signal_ends_a_poll(make: Make) -> None:
+    """confluent-kafka loses what a handler raises during a poll of less than 200 ms, as ours are made of."""
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    try:
+        polls: list[Callable[[Any], object]] = [lambda it: it.poll(60), lambda it: it.consume(1, 60)]
+        for poll in polls:
+            consumer = make(bootstrap_servers=nowhere(), socket_timeout_ms=100)
+            consumer.subscribe(["test"])
+            timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGUSR1))
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                poll(consumer)
+            timer.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_messages_of_confluent_kafka_are_taken_where_offsets_are_stored(make: Make) -> None:
+    consumer = make(bootstrap_servers=nowhere(), enable_auto_offset_store=False)
+    for given in ({"message": confluent_kafka.Message(topic="test", partition=0, offset=7)}, {"offsets": [_AT]}):
+        assert code_of(lambda given=given: consumer.store_offsets(**given)) == KafkaError._UNKNOWN_PARTITION  # type: ignore[misc]
+    consumer.assign([TopicPartition("test", 0, 7)])
+    consumer.store_offsets(offsets=[TopicPartition("test", 0, 7)])
+
+
+_AT = TopicPartition("test", 0, 7)
 
 
 @pytest.mark.parametrize("kind", [KafkaException, ValueError, RuntimeError])

@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
+from confluent_kafka import Message as KafkaMessage
 
 from rollbridge.consumer.group import Membership, Owned, Phase, ReloadHistory
 from rollbridge.consumer.records import Message
@@ -164,7 +165,7 @@ class Commits:
         self._given.clear()
 
     def chosen(
-        self, message: Message | None, offsets: list[TopicPartition] | None
+        self, message: Message | KafkaMessage | None, offsets: list[TopicPartition] | None
     ) -> tuple[list[TopicPartition], list[TopicPartition]]:
         """Return the offsets that a call of ``commit`` asks for, rounded up, and those of finished segments.
 
@@ -181,7 +182,7 @@ class Commits:
         wanted: dict[Partition, int] = {}
         notes: dict[Partition, str] = {}
         if message is not None:
-            wanted[message.place] = _behind(message)
+            wanted[self._place(message)] = _behind(message)
         elif offsets is not None:
             for place in offsets:
                 if place.offset == OFFSET_INVALID:
@@ -208,7 +209,7 @@ class Commits:
             [TopicPartition(*at, wanted[at]) for at in wanted if at in over],
         )
 
-    def store(self, message: Message | None, offsets: list[TopicPartition] | None) -> None:
+    def store(self, message: Message | KafkaMessage | None, offsets: list[TopicPartition] | None) -> None:
         """Record offsets that the application has processed.
 
         Raises:
@@ -221,16 +222,23 @@ class Commits:
             raise ValueError("message and offsets are mutually exclusive")
         if message is None and offsets is None:
             raise ValueError("expected either message or offsets")
-        wanted = [] if message is None else [(message.place, _behind(message))]
+        wanted = [] if message is None else [(self._place(message), _behind(message))]
         wanted += [(self._places.find(place), place.offset) for place in offsets or ()]
         for at, offset in wanted:
             item = self._members.owned.get(at)
             if item is None:
-                raise KafkaException(KafkaError(KafkaError._STATE, f"{show_partition(at)} is not assigned"))
+                why = f"{show_partition(at)} is not assigned"
+                raise KafkaException(KafkaError(KafkaError._UNKNOWN_PARTITION, why))
             if not self._members.is_over(at):
                 self._members.check_commit(at, offset)
         for at, offset in wanted:
             self._members.owned[at].handled = offset
+
+    def _place(self, message: Message | KafkaMessage) -> Partition:
+        """Return where a message lies, which may be one of confluent-kafka's own."""
+        if isinstance(message, Message):
+            return message.place
+        return self._places.find(TopicPartition(message.topic() or "", message.partition() or 0))
 
     def commit_sometimes(self) -> None:
         """Commit once the interval has elapsed."""
@@ -301,7 +309,7 @@ class Commits:
                 item.sent = -1
 
 
-def _behind(message: Message) -> int:
+def _behind(message: Message | KafkaMessage) -> int:
     """Return the offset behind a record.
 
     Raises:

@@ -355,7 +355,7 @@ class Consumer:
         while True:
             self._step()
             left_s = deadline.left()
-            first = self._consumer.poll(min(left_s, _SLICE_S))
+            first = self._poll(min(left_s, _SLICE_S))
             if first is not None:
                 rest = self._consumer.consume(most - 1, 0) if most > 1 else []
                 if found := self._accept([first, *rest]):
@@ -363,6 +363,12 @@ class Consumer:
                     return found
             elif left_s < TICK_S:
                 return []
+
+    def _poll(self, seconds: float) -> KafkaMessage | None:
+        try:
+            return self._consumer.poll(seconds)
+        except SystemError as lost:  # confluent-kafka 2.16 loses what a signal's handler raises within 200 ms
+            raise KeyboardInterrupt from lost
 
     def _accept(self, messages: list[KafkaMessage]) -> list[Message]:
         owned = self._members.owned
@@ -673,7 +679,7 @@ class Consumer:
         with suppress(KafkaException):
             self._consumer.unsubscribe()
             while self._members.owned and not deadline.passed():
-                self._consumer.poll(min(_SLICE_S, deadline.left()))
+                self._poll(min(_SLICE_S, deadline.left()))
 
     def _leave(self, deadline: Deadline) -> None:
         """Leave the group within the deadline.
