@@ -86,6 +86,7 @@ def test_a_group_goes_on_while_a_broker_is_cut_off(
             for future in plain:
                 future.result(HEALED_S)
         goes_on(client, "after")
+    brokers.await_one_view()
     found = Counter(message.value() for message in cut_site.committed(stream))
     assert {value: found[value] for value in acknowledged} == dict.fromkeys(acknowledged, 8)
     assert set(found.values()) == {8}, "torn or doubled"

@@ -18,6 +18,8 @@ from integration_tests.backends.interface import Unsupported
 from integration_tests.backends.local import LocalCluster
 from integration_tests.patience import eventually
 from rollbridge.doctor import probes
+from rollbridge.errors import KafkaUnavailableError
+from rollbridge.kafka.metadata import Cluster
 from rollbridge_devcluster.cluster import DevCluster
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import ClassArchive, Jvm, find_java
@@ -65,6 +67,13 @@ class ThreeBrokers(LocalCluster):
             for one, other in pairs:
                 self._neighbour(one, "del", other)
 
+    def await_one_view(self) -> None:
+        """Return when all brokers name the same partition leaders.
+
+        One that was cut off believes for a while that it leads what it did, and gives readers that ask it an old end.
+        """
+        eventually(lambda: len({self._view(node) for node in NODES}) == 1, "all brokers name the same leaders")
+
     def stop(self) -> None:
         """Stop everything, and take the network away."""
         for process in self._processes.values():
@@ -91,6 +100,19 @@ class ThreeBrokers(LocalCluster):
         for node, process in self._processes.items():
             assert process.poll() is None, (self._logs / f"broker-{node}.out").read_text(errors="replace")[-3000:]
         return all(probes.kafka_cluster_id(f"{self.address(node)}:{_PLAIN}") for node in NODES)
+
+    def _view(self, node: int) -> frozenset[tuple[object, ...]]:
+        """Return the partition leaders that a broker names; an error is a view of its own."""
+        with Cluster(f"{self.address(node)}:{_PLAIN}") as cluster:
+            try:
+                topics = cluster.metadata(None).topics
+            except KafkaUnavailableError:
+                return frozenset({(node,)})
+        return frozenset(
+            (topic.name, item.partition_index, item.leader_id, item.leader_epoch)
+            for topic in topics
+            for item in topic.partitions
+        )
 
     def _start_broker(self, node: int, cluster: DevCluster, state: ClusterState) -> None:
         home, cache = cluster.home, JarCache.default()
