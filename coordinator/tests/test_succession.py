@@ -12,11 +12,15 @@ import pytest
 
 from rollbridge.model.names import GroupName
 from rollbridge_coordinator.state.succession import (
+    REST_MAX_S,
+    REST_S,
     SERVED_FACTOR,
     SERVED_MIN_S,
     Candidates,
+    Setbacks,
     first_choice,
     gives_way_in_s,
+    hands_over_to,
     stands_in_s,
 )
 
@@ -24,6 +28,8 @@ GROUP = GroupName("sales")
 NAMES = ("one", "two", "three")
 FIRST, SECOND, THIRD = sorted(NAMES, key=lambda name: first_choice(GROUP, NAMES) != name)
 PATIENCE_S = 3.0
+TERM_S = 60.0
+"""Length of a term that gets nowhere."""
 
 
 def alive(*names: str, ready: tuple[str, ...] = ()) -> Candidates:
@@ -48,6 +54,54 @@ def test_a_vacant_lead_is_for_the_warm_then_for_the_first_choice_then_for_all(
     name: str, candidates: Candidates, vacant_s: float, left: float
 ) -> None:
     assert stands_in_s(GROUP, name, candidates, vacant_s, PATIENCE_S) == left
+
+
+@pytest.mark.parametrize(
+    ("name", "candidates", "vacant_s", "left"),
+    [
+        (FIRST, alive(*NAMES), 0.0, 2 * PATIENCE_S),
+        (FIRST, alive(*NAMES), 4.0, 2.0),  # the others have had their turn by then
+        (FIRST, alive(*NAMES), 6.0, 0.0),
+        (SECOND, alive(*NAMES, ready=(SECOND,)), 0.0, 2 * PATIENCE_S),  # what is published may be old
+        (FIRST, alive(FIRST), 0.0, 0.0),  # there is nobody else
+        (FIRST, alive(), 0.0, PATIENCE_S),
+    ],
+)
+def test_who_got_nowhere_stands_behind_all_others_if_there_are_any(
+    name: str, candidates: Candidates, vacant_s: float, left: float
+) -> None:
+    assert stands_in_s(GROUP, name, candidates, vacant_s, PATIENCE_S, rests=True) == left
+
+
+@pytest.mark.parametrize(
+    ("name", "candidates", "heir"),
+    [
+        (FIRST, alive(*NAMES), None),  # nobody says that it hears more
+        (FIRST, alive(*NAMES, ready=(SECOND,)), SECOND),
+        (SECOND, alive(*NAMES, ready=(FIRST, THIRD)), FIRST),
+        (SECOND, alive(*NAMES, ready=(SECOND,)), None),
+        (SECOND, alive(), None),
+    ],
+)
+def test_a_leader_that_hears_nothing_hands_over_to_one_that_is_warm(
+    name: str, candidates: Candidates, heir: str | None
+) -> None:
+    assert hands_over_to(GROUP, name, candidates) == heir
+
+
+def test_rests_grow_until_a_term_lasts() -> None:
+    setbacks, now = Setbacks(), 100.0
+    assert setbacks.left_s(now) == 0.0
+    rests = []
+    for _ in range(7):
+        setbacks.note(now - 60.0, now)
+        rests.append(setbacks.left_s(now))
+        now += 60.0 + rests[-1]
+        assert setbacks.left_s(now) == 0.0
+    assert rests == [REST_S, 2 * REST_S, 4 * REST_S, 8 * REST_S, REST_MAX_S, REST_MAX_S, REST_MAX_S]
+    setbacks.note(now - REST_MAX_S - 1.0, now)
+    assert setbacks.left_s(now) == REST_S
+    assert setbacks.count == 8
 
 
 @pytest.mark.parametrize(
@@ -96,6 +150,9 @@ class World:
     seed: int
     give_way: GiveWay
     mean_life_s: float
+    lame: tuple[str, ...] = ()
+    """Those that are cut off from a broker: they follow the group, but a term of theirs gets nowhere."""
+    do_rest: bool = True
     duration_s: float = 800.0
     now: float = 0.0
     leader: str | None = None
@@ -111,13 +168,19 @@ class World:
         self.rng = random.Random(self.seed)
         self.cold_s = self.rng.choice([0.2, 5.0, 20.0])
         self.warm_at: dict[str, float] = {}
+        self.setbacks = {name: Setbacks() for name in NAMES}
         self.moves: list[tuple[float, int, str]] = []
         self.order = itertools.count()
+        self.leads_since = 0.0
 
     def run(self, settle_s: float = 0.0) -> None:
         """Let coordinators come and go, then let those that are there be alone for a while."""
         for name in NAMES:
             self._plan(self.rng.uniform(0.0, 5.0), name)
+        self.run_alone(settle_s)
+
+    def run_alone(self, settle_s: float = 0.0) -> None:
+        """Let time pass."""
         while self.now < self.duration_s + settle_s:
             if self.now >= self.duration_s:
                 self.moves = []
@@ -125,7 +188,7 @@ class World:
                 self._move(heapq.heappop(self.moves)[2])
             self._turn()
             self.now += 0.25
-            if self.serves_since is not None:
+            if self.serves_since is not None and self.leader not in self.lame:
                 self.served_s += 0.25
 
     def _plan(self, delay_s: float, name: str) -> None:
@@ -147,18 +210,30 @@ class World:
 
     @property
     def candidates(self) -> Candidates:
-        ready = {name for name, at in self.warm_at.items() if at <= self.now and name != self.leader}
+        ready = {
+            name
+            for name, at in self.warm_at.items()
+            if at <= self.now and name != self.leader and not self._rests(name)
+        }
         return Candidates({name: (GROUP,) if name in ready else () for name in self.warm_at})
+
+    def _rests(self, name: str) -> bool:
+        return self.do_rest and self.setbacks[name].left_s(self.now) > 0.0
 
     def _turn(self) -> None:
         candidates = self.candidates
         if self.leader is None:
             for name in sorted(self.warm_at, key=lambda _: self.rng.random()):
-                if stands_in_s(GROUP, name, candidates, self.now - self.vacant_since, PATIENCE_S) == 0.0:
-                    self.leader = name
+                vacant_s = self.now - self.vacant_since
+                if stands_in_s(GROUP, name, candidates, vacant_s, PATIENCE_S, rests=self._rests(name)) == 0.0:
+                    self.leader, self.leads_since = name, self.now
                     self.took_s = 0.25 if candidates.is_ready(name, GROUP) else self.cold_s
                     self.spent_s = 0.0
                     return
+        elif self.leader in self.lame and self.now - self.leads_since >= TERM_S:
+            self.setbacks[self.leader].note(self.leads_since, self.now)
+            self.warm_at[self.leader] = self.now + self.cold_s
+            self._vacate()
         elif self.serves_since is None:
             self.spent_s += 0.25
             if self.spent_s >= self.took_s:
@@ -224,3 +299,21 @@ def test_a_group_is_led_for_most_of_the_time_while_coordinators_come_and_go() ->
         shares[rule] = sum(world.served_s for world in worlds) / sum(world.duration_s for world in worlds)
     assert shares[gives_way_in_s] > 0.8
     assert shares[gives_way_in_s] > shares[whose_turn_it_is]
+
+
+@pytest.mark.parametrize("cold_s", [0.2, 5.0])
+def test_a_first_choice_that_gets_nowhere_leads_ever_more_seldom(cold_s: float) -> None:
+    """It would be given way to again and again, since it is warm; alone, it goes on trying."""
+
+    def world(names: tuple[str, ...], *, do_rest: bool) -> World:
+        made = World(0, gives_way_in_s, mean_life_s=1e9, lame=(FIRST,), do_rest=do_rest, duration_s=3_600.0)
+        made.cold_s = cold_s
+        made.warm_at = dict.fromkeys(names, 0.0)
+        made.run_alone()
+        return made
+
+    resting, flapping = world(NAMES, do_rest=True), world(NAMES, do_rest=False)
+    assert resting.served_s > 0.88 * resting.duration_s
+    assert resting.setbacks[FIRST].count <= 7
+    assert flapping.served_s < 0.6 * flapping.duration_s, "the schedule would not tell"
+    assert world((FIRST,), do_rest=True).setbacks[FIRST].count > 50

@@ -401,3 +401,5 @@ class FetchPlan:
 
     def _pause(self, place: _Place, now: float) -> None:
         place.not_before = now + place.backoff.grow()
+        if place.heard_at is None:
+            place.heard_at = now  # its leader could not even be asked

@@ -405,6 +405,17 @@ LEADER: Final = PanelRow(
             from_zero=False,
         ),
         Panel(
+            "Leads given up",
+            "Terms that got nowhere, by coordinator: one of them only may be cut off from a broker.",
+            "short",
+            (
+                (
+                    f"increase(rollbridge_coordinator_leads_given_up_total{{{_JOB}}}[$__rate_interval])",
+                    "{{instance}}",
+                ),
+            ),
+        ),
+        Panel(
             "Last takeover",
             "How long commits waited for the present leader.",
             "s",

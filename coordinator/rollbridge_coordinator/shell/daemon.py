@@ -211,6 +211,7 @@ class Daemon:
             healthy=not self.faults(),
             groups=len(leaderships),
             led=sum(leadership.is_leading for leadership in leaderships),
+            given_up=sum(leadership.given_up for leadership in leaderships),
         )
         yield from zookeeper_samples(
             connected=self._session.is_connected,

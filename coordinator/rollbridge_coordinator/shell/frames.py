@@ -84,6 +84,10 @@ class LogTail:
         """Return the end offset of the log at the last fetch; None if it is not known yet."""
         return self._follower.end(self._partition)
 
+    def unheard_s(self) -> float:
+        """Return for how long nothing has been heard of the log, not even that it has nothing new."""
+        return self._follower.unheard_s(self._partition)
+
     def close(self) -> None:
         """Stop reading."""
         self._follower.close()

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import chain
 from typing import Protocol
@@ -43,7 +44,17 @@ from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsSheet, Puls
 from rollbridge_coordinator.state.faults import DeposedError, Doubts, StaleStateError, Suspects
 from rollbridge_coordinator.state.group import GroupState
 from rollbridge_coordinator.state.metrics import Takeovers, Warmth
-from rollbridge_coordinator.state.succession import SPREAD_MAX_MS, Candidates, Times, gives_way_in_s, stands_in_s
+from rollbridge_coordinator.state.succession import (
+    DEAF_S,
+    SPREAD_MAX_MS,
+    UNHEARD_S,
+    Candidates,
+    Setbacks,
+    Times,
+    gives_way_in_s,
+    hands_over_to,
+    stands_in_s,
+)
 
 
 class Clock:
@@ -69,8 +80,8 @@ class Clock:
 logger = logging.getLogger(__name__)
 
 PAUSE_MAX_S = 5.0
-UNHEARD_S = 15.0
-"""Time that a takeover waits for an answer about one buffer before it begins again."""
+LISTEN_S = 1.0
+"""Interval at which a leader checks if it hears of all buffers."""
 UNFIT_S = 1.0
 """Interval at which a daemon without Kafka checks if it may lead again."""
 NOTABLE = (
@@ -166,16 +177,25 @@ class Leadership(threading.Thread):
         self._doubts = Doubts()
         self._suspects = Suspects()
         self._takeovers = Takeovers()
+        self._setbacks = Setbacks()
+        self._term_began = 0.0
         self.is_leading = False
         """True after the takeover, until the lead is given up."""
 
     @property
     def is_ready(self) -> bool:
-        """True if a takeover from the present leader, another coordinator, would be short."""
+        """True if a takeover from the present leader, another coordinator, would be short and get somewhere."""
+        if self._rest_left_s():
+            return False
         if not self._settings.standby_transactions_max:
             return self._is_rival  # without standbys no takeover gets shorter than this one
         standby = self._standby
         return standby is not None and standby.is_warm
+
+    @property
+    def given_up(self) -> int:
+        """Number of terms that got nowhere."""
+        return self._setbacks.count
 
     def run(self) -> None:
         """Wait for the lead and serve, again and again, until stopped."""
@@ -183,14 +203,17 @@ class Leadership(threading.Thread):
         while not self._stopping.is_set():
             try:
                 if self._win():
+                    self._term_began = time.monotonic()
                     self._serve()
                     pause = 0.1
             except (DeposedError, FencedError) as fault:
                 logger.warning("%s: no longer the leader: %s", self._group, fault)
             except (StaleStateError, RollbridgeError) as fault:
                 logger.warning("%s: gives up the lead and starts anew: %s", self._group, fault)
+                self._note_setback()
                 self._health.doubt()
             except Exception:
+                self._note_setback()
                 log_defect(logger, "%s: the lead has ended; trying again", self._group)
             finally:
                 self._yield_lead()
@@ -208,6 +231,12 @@ class Leadership(threading.Thread):
     def poke(self) -> None:
         """Have the thread check again who should lead; may be called from any thread."""
         self._changed.set()
+
+    def _note_setback(self) -> None:
+        self._setbacks.note(self._term_began, time.monotonic())
+
+    def _rest_left_s(self) -> float:
+        return self._setbacks.left_s(time.monotonic())
 
     def _look(self) -> NodeStat | None:
         """Return the leader node, None if there is none; ZooKeeper is asked only after the node has changed."""
@@ -237,12 +266,15 @@ class Leadership(threading.Thread):
             if self._look() is not None:
                 vacant_since = None
                 self._begin_standby()
-                self._changed.wait()
+                rest_s = self._rest_left_s()
+                if not self._changed.wait(rest_s or None):
+                    self._peers.readiness_changed()  # the rest is over
                 continue
             vacant_since = vacant_since or time.monotonic()
             vacant_s = time.monotonic() - vacant_since
             candidates, me = self._peers.candidates, self._settings.name
-            left = stands_in_s(self._group, me, candidates, vacant_s, self._settings.patience_s)
+            rests = self._rest_left_s() > 0.0
+            left = stands_in_s(self._group, me, candidates, vacant_s, self._settings.patience_s, rests=rests)
             if left > 0:
                 self._changed.wait(left)
                 continue
@@ -396,6 +428,7 @@ class Leadership(threading.Thread):
 
         reported: Counter[str] = Counter()
         readings = Readings(group, tail, interpreter.times, self._takeovers)
+        deaf, listens_at = 0, 0.0
         while not self._stopping.is_set():
             if not self._session.is_connected:
                 # It is unknown who leads. Decide nothing and read nothing: new frames stay in the buffers.
@@ -420,6 +453,13 @@ class Leadership(threading.Thread):
                 self._session.children(paths.requests(self._group), request)
             pause_ms = 0 if asked else group.pause_ms(clock.now_ms(), round(self._settings.poll_s * 1000))
             self._fold(tail, group, pause_ms / 1000, clock)
+            if time.monotonic() >= listens_at:
+                listens_at = time.monotonic() + LISTEN_S
+                # Counted, not timed: a leader that waited for a broker has not listened meanwhile.
+                unheard = {item: silent_s for item, silent_s in tail.unheard_s().items() if silent_s > UNHEARD_S}
+                deaf = deaf + 1 if unheard else 0
+                if deaf * LISTEN_S >= DEAF_S - UNHEARD_S:
+                    self._hand_over(unheard)
             self._tell(group)
             self._look_at_clocks(group, clock)
             if interpreter.run(work(group, clock.now_ms(), requests=asked)):
@@ -558,6 +598,19 @@ class Leadership(threading.Thread):
                 served_s,
             )
         return left
+
+    def _hand_over(self, unheard: Mapping[Partition, float]) -> None:
+        """Give up the lead if another coordinator hears of all buffers.
+
+        Raises:
+            StaleStateError: there is one.
+        """
+        heir = hands_over_to(self._group, self._settings.name, self._peers.candidates)
+        if heir is not None:
+            raise StaleStateError(
+                f"nothing has been heard of {', '.join(map(show_partition, sorted(unheard)))} for "
+                f"{max(unheard.values()):.0f} s, while coordinator {heir} follows all buffers"
+            )
 
     def _look_at_clocks(self, group: GroupState, clock: Clock) -> None:
         """Compare the clocks of brokers and machine with the leader's; log it once in a term if they differ."""

@@ -37,6 +37,7 @@ from rollbridge_coordinator.shell.frames import LogTail
 from rollbridge_coordinator.shell.interpreter import look_of
 from rollbridge_coordinator.shell.vitals import MetricsBoard, MetricsSheet
 from rollbridge_coordinator.state.families import standby_samples
+from rollbridge_coordinator.state.succession import UNHEARD_S
 from rollbridge_coordinator.state.warm import WarmTail
 
 logger = logging.getLogger(__name__)
@@ -154,7 +155,9 @@ class Standby(threading.Thread):
                 lag = sum(max(end - tail.fold.positions[item], 0) for item, end in ends.items())
                 self._report(lag)
                 log_end = log.end()
-                if log_end is not None and len(ends) == len(tail.fold.positions):
+                if max([log.unheard_s(), *buffers.unheard_s().values()]) > UNHEARD_S:
+                    self._set_warm(False)  # there may be any number of messages to read
+                elif log_end is not None and len(ends) == len(tail.fold.positions):
                     self._judge(lag + max(log_end - tail.log_end, 0))
                 if tail.is_full or len(tail) > self._settings.standby_transactions_max:
                     logger.warning(

@@ -61,6 +61,12 @@ GROUPS_LED: Final = _gauge(
     "Groups that it leads.",
     "if the sum over all coordinators is below `rollbridge_coordinator_groups`, a group has no leader",
 )
+LEADS_GIVEN_UP: Final = _counter(
+    "coordinator_leads_given_up",
+    "",
+    "Terms that this coordinator ended since they got nowhere; others stand for the group before it then.",
+    "its log says why; if only one coordinator counts them, look at its way to the brokers",
+)
 ZOOKEEPER_CONNECTED: Final = _gauge(
     "zookeeper_connected", "", "1 while the ZooKeeper session is known to live.", "look at ZooKeeper, and the network"
 )
@@ -394,7 +400,7 @@ COUNTS: Final[Mapping[str, Family]] = {
 ``transactions_aborted``, as :data:`ABORTED`."""
 
 OF_COORDINATOR: Final = (
-    INFO, HEALTHY, GROUPS, GROUPS_LED, ZOOKEEPER_CONNECTED, ZOOKEEPER_INTERRUPTIONS, ZOOKEEPER_REQUEST,
+    INFO, HEALTHY, GROUPS, GROUPS_LED, LEADS_GIVEN_UP, ZOOKEEPER_CONNECTED, ZOOKEEPER_INTERRUPTIONS, ZOOKEEPER_REQUEST,
 )  # fmt: skip
 OF_STANDBY: Final = (STANDBY_LAG, STANDBY_HELD)
 OF_TRANSACTIONS: Final = (
@@ -417,12 +423,15 @@ FAMILIES: Final = (
 """All of them, each once."""
 
 
-def coordinator_samples(name: str, version: str, *, healthy: bool, groups: int, led: int) -> Iterator[Sample]:
-    """Return the metrics of the coordinator: its name, whether it is fit to lead, and how many groups it leads."""
+def coordinator_samples(
+    name: str, version: str, *, healthy: bool, groups: int, led: int, given_up: int
+) -> Iterator[Sample]:
+    """Return the metrics of the coordinator: its name, whether it is fit to lead, and of its leads."""
     yield Sample(INFO, (name, version), 1)
     yield Sample(HEALTHY, (), int(healthy))
     yield Sample(GROUPS, (), groups)
     yield Sample(GROUPS_LED, (), led)
+    yield Sample(LEADS_GIVEN_UP, (), given_up)
 
 
 def zookeeper_samples(*, connected: bool, interruptions: int, requests: Mapping[str, Histogram]) -> Iterator[Sample]:

@@ -10,6 +10,11 @@ goes. But that somebody leads comes first: a takeover costs time in which nobody
 
 The decision is made before the controller epoch is raised, which is what makes a takeover cost something.
 
+**Terms that get nowhere.** A leader whose brokers refuse it, or do not answer, may be cut off from what others reach. A
+failed request ends its term; if it only hears nothing of a buffer for :data:`DEAF_S`, it hands over to a coordinator
+that does (:func:`hands_over_to`). After either it rests (:class:`Setbacks`): it is the last one to stand for the group,
+and not ready for it, so that nobody gives way to it before the rest is over. Without others it leads on as before.
+
 **Time.** A leader deletes by age, and any clock may be wrong: one that is ahead would delete everything, and marks made
 by one that is behind would let the next leader delete what is young. So :class:`Times` keeps two bounds. A thing is old
 only by :meth:`Times.earliest`, the lowest of the clocks; what will be judged by its age is stamped with
@@ -69,11 +74,17 @@ def first_choice(group: GroupName, coordinators: Iterable[str]) -> str | None:
     )
 
 
-def stands_in_s(group: GroupName, name: str, candidates: Candidates, vacant_s: float, patience_s: float) -> float:
-    """Return how long a coordinator waits before it stands for a lead vacant for a time, in seconds; 0 is now."""
-    if candidates.next_in_line(group) == name:
+def stands_in_s(
+    group: GroupName, name: str, candidates: Candidates, vacant_s: float, patience_s: float, *, rests: bool = False
+) -> float:
+    """Return how long a coordinator waits before it stands for a lead vacant for a time, in seconds; 0 is now.
+
+    One that rests stands behind all others.
+    """
+    is_behind = rests and any(other != name for other in candidates.ready)
+    if candidates.next_in_line(group) == name and not is_behind:
         return 0.0
-    return max(patience_s - vacant_s, 0.0)
+    return max((2 if is_behind else 1) * patience_s - vacant_s, 0.0)
 
 
 def gives_way_in_s(
@@ -92,6 +103,48 @@ def gives_way_in_s(
     if choice is None or choice == name or not candidates.is_ready(choice, group):
         return None
     return max(SERVED_FACTOR * takeover_s - served_s, SERVED_MIN_S - served_s, 0.0)
+
+
+# Terms that get nowhere
+
+
+UNHEARD_S: Final = 15.0
+"""Time without a word of a partition after which a takeover begins again, and a standby counts as cold."""
+DEAF_S: Final = 2 * UNHEARD_S
+"""The same time after which a leader hands over; a standby that does not hear either is cold by then."""
+REST_S: Final = 60.0
+"""Rest after the first term that got nowhere; twice as long after each further one."""
+REST_MAX_S: Final = 16 * REST_S
+
+
+def hands_over_to(group: GroupName, name: str, candidates: Candidates) -> str | None:
+    """Return who takes over from a leader that hears nothing of a buffer: one that is warm; None if nobody is."""
+    warm = [other for other in candidates.ready if other != name and candidates.is_ready(other, group)]
+    return first_choice(group, warm)
+
+
+@dataclass(slots=True)
+class Setbacks:
+    """Terms of a group that got nowhere, as this coordinator remembers them.
+
+    Attributes:
+        count: How many there were.
+    """
+
+    count: int = 0
+    _rest_s: float = 0.0
+    _until_s: float = 0.0
+
+    def note(self, began_s: float, now_s: float) -> None:
+        """Note that a term which began at a time has got nowhere; the rest is the first again if it lasted for long."""
+        self.count += 1
+        is_first = not self._rest_s or now_s - began_s > REST_MAX_S
+        self._rest_s = REST_S if is_first else min(2 * self._rest_s, REST_MAX_S)
+        self._until_s = now_s + self._rest_s
+
+    def left_s(self, now_s: float) -> float:
+        """Return how long this coordinator still rests, in seconds; 0 if it does not."""
+        return max(self._until_s - now_s, 0.0)
 
 
 # Bounds of the time
