@@ -74,6 +74,7 @@ def coordinator(
     kafka: str | None = None,
     zookeeper: str | None = None,
     arguments: Sequence[str] = (),
+    unix_group: str | None = None,
     **environment: str,
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A coordinator process with a short session, which may be killed or paused; it logs to ``logs/NAME.log``."""
@@ -83,6 +84,7 @@ def coordinator(
             stdout=output,
             stderr=output,
             env={**os.environ, **environment},
+            group=None if unix_group is None else int(unix_group),
         )
     try:
         yield process

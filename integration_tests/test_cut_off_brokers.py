@@ -7,23 +7,32 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 import rollbridge
 from integration_tests.clients import Site
+from integration_tests.coordinators import coordinator
 from integration_tests.patience import eventually
 from integration_tests.three_brokers import NODES, US, ThreeBrokers
 from rollbridge import ANY, EMPTY, SN
 from rollbridge.errors import CasOutcomeUnknownError, CasWriteError, RollbridgeError, UnavailableError
 from rollbridge.kafka.metadata import Cluster
+from rollbridge.model import paths
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.records import Coordinator
+from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge_coordinator.state.succession import first_choice
 
 TIMEOUT_S = 30.0
 SLOW_MACHINE_S = 10.0
 HEALED_S = 120.0
 """Within this time of a cut, and while it lasts, everything goes on."""
+ASTRAY = "54321"
+"""Number of a Unix group of processes that can be cut off from a broker."""
 OPTIONS = rollbridge.ClientOptions(commit_timeout_s=20, admin_timeout_s=60)
 
 
@@ -51,8 +60,14 @@ def commits(client: rollbridge.Bridge, stream: str, value: bytes) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", NODES)
-@pytest.mark.parametrize("cut_from", ["brokers", "all"])
+@pytest.mark.parametrize(
+    ("cut_from", "victim"),
+    [
+        *(("brokers", node) for node in NODES),
+        ("all", 1),
+        *(pytest.param("all", node, marks=pytest.mark.long) for node in (2, 3)),
+    ],
+)
 def test_a_group_goes_on_while_a_broker_is_cut_off(
     brokers: ThreeBrokers, cut_site: Site, unique_name: Callable[[str], str], victim: int, cut_from: str
 ) -> None:
@@ -151,3 +166,38 @@ def test_what_a_refusal_has_told_is_known_from_then_on(
 
                 eventually(is_told, "the last record is told", HEALED_S)
                 assert told == written
+
+
+@pytest.mark.slow
+def test_a_leader_that_does_not_reach_a_broker_hands_over(
+    brokers: ThreeBrokers, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    """The broker is well, and clients and the other coordinator reach it; the way of the leader's machine is not."""
+    scope = unique_name("astray")
+    stream, group, root = StreamName(scope, "orders"), GroupName(scope), f"/{scope}"
+    leader = first_choice(group, ["one", "two"]) or ""
+    other = "two" if leader == "one" else "one"
+    with (
+        coordinator(brokers, root, leader, tmp_path, unix_group=ASTRAY),
+        ZooKeeperSession(brokers.zookeeper, root=root) as session,
+        Site(brokers, root, tmp_path).connect(options=OPTIONS) as client,
+        Cluster(brokers.bootstrap_servers) as cluster,
+    ):
+        metadata = Metadata(session)
+        client.admin.create_stream(str(stream))
+        assert commits(client, str(stream), b"before")
+        assert metadata.leader(group) == leader
+        with coordinator(brokers, root, other, tmp_path):
+
+            def is_ready() -> bool:
+                node = session.get(paths.coordinator(other))
+                return node is not None and group in Coordinator.from_json(node.value).ready
+
+            eventually(is_ready, "the other one follows")
+            victim = cluster.leader(stream.buffer_topic(), 0)
+            with brokers.cut_from_processes(victim, ASTRAY):
+                eventually(lambda: commits(client, str(stream), b"after"), "a commit", HEALED_S)
+                assert metadata.leader(group) == other
+        log = (tmp_path / f"{leader}.log").read_text()
+        assert "gives up the lead" in log
+        assert log.count("took over in") == 1, "it comes back although it rests"

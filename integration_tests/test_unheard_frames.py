@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -28,12 +29,16 @@ def test_a_frame_that_is_acknowledged_without_an_offset_is_sent_again(
     doubted: list[FrameBatch] = []
 
     def judge_without_offset(
-        dispatcher: Any, queue: PartitionQueue[FrameBatch], batch: FrameBatch, answer: PartitionProduceResponse
+        dispatcher: Any,
+        queue: PartitionQueue[FrameBatch],
+        batch: FrameBatch,
+        answer: PartitionProduceResponse,
+        sent_at: float,
     ) -> None:
         if written and batch not in doubted:
             doubted.append(batch)
             answer = replace(answer, base_offset=i64(-1))
-        judge(dispatcher, queue, batch, answer)
+        judge(dispatcher, queue, batch, answer, sent_at)
 
     def lose(dispatcher: Any, node: int, request: Any) -> None:
         """Answer for each batch without sending it, the first time."""
@@ -41,7 +46,7 @@ def test_a_frame_that_is_acknowledged_without_an_offset_is_sent_again(
             if batch not in doubted:
                 doubted.append(batch)
                 del request.items[target]
-                judge(dispatcher, queue, batch, unheard(target[1]))
+                judge(dispatcher, queue, batch, unheard(target[1]), time.monotonic())
         if request.items:
             send(dispatcher, node, request)
 

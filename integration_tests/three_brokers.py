@@ -67,6 +67,23 @@ class ThreeBrokers(LocalCluster):
             for one, other in pairs:
                 self._neighbour(one, "del", other)
 
+    @contextmanager
+    def cut_from_processes(self, node: int, unix_group: str) -> Iterator[None]:
+        """Lose what processes of a Unix group send to a broker, for the length of a block; all others reach it.
+
+        Raises:
+            Unsupported: There are no packet filters by owner here.
+        """
+        rule = ["OUTPUT", "-d", self.address(node), "-m", "owner", "--gid-owner", unix_group, "-j", "DROP"]
+        try:
+            _run("iptables", "-w", "-I", *rule)
+        except (OSError, subprocess.CalledProcessError) as fault:
+            raise Unsupported(f"packet filters: {fault}") from fault
+        try:
+            yield
+        finally:
+            _run("iptables", "-w", "-D", *rule)
+
     def await_one_view(self) -> None:
         """Return when all brokers name the same partition leaders.
 

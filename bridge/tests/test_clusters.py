@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 from kio.schema.errors import ErrorCode
-from kio.schema.find_coordinator.v4 import FindCoordinatorRequest
+from kio.schema.find_coordinator.v4 import FindCoordinatorRequest, FindCoordinatorResponse
+from kio.static.primitive import i8
 
 from rollbridge import calls
 from rollbridge.calls import Deadline
 from rollbridge.errors import AuthenticationError, KafkaUnavailableError
-from rollbridge.kafka import metadata
+from rollbridge.kafka import connection, coordination, metadata
 from rollbridge.kafka.dispatch import Dispatcher
 from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import (
@@ -34,6 +35,7 @@ from rollbridge.kafka.metadata import (
 )
 from rollbridge.kafka.offsets import read_patiently
 from rollbridge.kafka.queues import Lane, PartitionQueue, QueuedBatch
+from rollbridge.kafka.session import ProduceSession
 from rollbridge.kafka.views import view_each
 
 
@@ -278,6 +280,67 @@ def test_a_broker_that_refuses_us_keeps_us_from_no_other(
     cluster.forget_leader("t", 0)
     with pytest.raises(AuthenticationError):
         cluster.leader("t", 0)
+
+
+def test_a_broker_that_let_us_wait_in_vain_is_asked_last_by_all(
+    views: dict[int, View], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be cut off from the others: then it cannot write what it is to answer, and its view is old."""
+    monkeypatch.setattr(metadata, "_FAILED", {})
+    views[2] = views[3] = View(2, 2)
+    known = Cluster(SERVERS)
+    assert known.leader("t", 0) == 1
+    metadata._note_failed(Broker("1.0.0.1", 1))
+    assert known.coordinator(CoordinatorType.TRANSACTION, "id") == 2, "it has a connection to the silent one"
+    assert Cluster(SERVERS).leader("t", 0) == 2
+
+
+def test_silence_is_told_and_a_short_time_out_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    silent: list[str] = []
+    monkeypatch.setattr(connection, "_SILENCE_S", 0.2)
+    monkeypatch.setattr(connection.Connection, "_introduce", lambda _: None)
+    for patience_s in (0.01, 0.3):
+        near, far = socket.socketpair()
+        monkeypatch.setattr(connection.Connection, "_connect", lambda *_, near=near: near)
+        asked = connection.Connection("broker", 1, on_silence=lambda: silent.append("told"))
+        asked.deadline = Deadline(patience_s)
+        with far, pytest.raises(ConnectionLostError, match="no answer in time"):
+            asked.call(FindCoordinatorRequest(key_type=i8(0), coordinator_keys=("k",)), FindCoordinatorResponse)
+        assert bool(silent) == (patience_s > 0.2)
+
+
+def test_who_takes_a_transactional_id_over_waits_a_little_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coordination.time, "sleep", lambda _: None)
+    waits: list[float] = []
+
+    def attempt(asked: Any) -> Any:
+        waits.append(asked.deadline.timeout_s)
+        if len(waits) < 4:
+            raise KafkaUnavailableError("no answer in time")
+        return ErrorCode.none, "taken"
+
+    stand_in: Any = SimpleNamespace(
+        coordinator=lambda *_: 1,
+        connection=lambda _: SimpleNamespace(deadline=None, in_flight=0),
+        deadline=None,
+        bounded_s=lambda most_s: most_s,
+        forget=lambda: None,
+    )
+    asking = coordination.Coordination(stand_in, "id", transaction_timeout_ms=1, retry_timeout_s=60.0)
+    assert asking._patiently(lambda: asking._ask("init", {}, attempt, ProduceSession())) == "taken"  # type: ignore[arg-type]
+    assert waits == [5, 10, 20, 40]
+
+
+def test_a_leader_that_takes_its_time_to_refuse_is_looked_up_again_at_once() -> None:
+    """A broker that is cut off asks a coordinator for half a minute before it says NOT_ENOUGH_REPLICAS."""
+    owner: Any = None
+    dispatch = Dispatcher[QueuedBatch](Cluster(SERVERS), owner, (1, 0), request_timeout_s=1.0, in_flight_max=1)
+    queue: Any = SimpleNamespace(target=("t", 0))
+    now, passing = time.monotonic(), ErrorCode.not_enough_replicas
+    assert not dispatch._keeps_failing(queue, passing, now)
+    assert not dispatch._keeps_failing(queue, passing, now)
+    assert dispatch._keeps_failing(queue, ErrorCode.concurrent_transactions, now - 30.0)
+    assert not dispatch._keeps_failing(queue, ErrorCode.concurrent_transactions, now)
 
 
 def test_nobody_asks_leaders_again_without_a_word(

@@ -14,7 +14,7 @@ import ssl
 import struct
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, TypeVar, cast
@@ -50,6 +50,7 @@ _CORRELATION_ID: Final = struct.Struct(">i")
 # The only answers without tagged fields in their header; clients of any age must be able to read ApiVersions.
 _PLAIN_ANSWERS: Final = frozenset((ApiVersionsResponse.__api_key__, SaslHandshakeResponse.__api_key__))
 _IOV_MAX: Final = 512
+_SILENCE_S: Final = 3.0
 
 
 @cache
@@ -66,6 +67,7 @@ class Connection:
     Args:
         connect_timeout_s: Limit on connecting and authenticating together, whatever the broker does.
         request_timeout_s: Longest wait for the answer to a request; a ``deadline`` shortens it.
+        on_silence: Called when an answer was awaited in vain for more than a few seconds.
 
     Attributes:
         deadline: Deadline of the connection's present user for any answer; None leaves ``request_timeout_s`` alone.
@@ -85,11 +87,13 @@ class Connection:
         client_id: str = "rollbridge",
         connect_timeout_s: float = 10.0,
         request_timeout_s: float = 30.0,
+        on_silence: Callable[[], None] = lambda: None,
     ) -> None:
         security = security or Security()
         self.address: Final = f"{host}:{port}"
         self._client_id = client_id.encode()
         self._request_timeout_s = request_timeout_s
+        self._on_silence = on_silence
         self.deadline: Deadline | None = Deadline(connect_timeout_s)
         self._correlation_id = 0
         self._waiting: deque[tuple[int, Deadline]] = deque()
@@ -357,8 +361,12 @@ class Connection:
             if not _LENGTH.size <= size <= RESPONSE_BYTES_MAX:
                 raise self._lost(f"answer of {size} bytes: not a Kafka broker")
             body: bytes = self._reader.read(size)
+        except TimeoutError as exc:
+            if time.monotonic() - self._last_used >= _SILENCE_S:
+                self._on_silence()
+            raise self._lost("no answer in time") from exc
         except OSError as exc:
-            raise self._lost("no answer in time" if isinstance(exc, TimeoutError) else exc) from exc
+            raise self._lost(exc) from exc
         if len(body) < size:
             raise self._lost("closed by the broker in the middle of an answer")
         return body

@@ -52,6 +52,10 @@ _BACKOFF_FIRST_S: Final = 0.002
 _BACKOFF_MAX_S: Final = 0.25
 # Markers take milliseconds, and a new leader waits for those of the old one.
 _MARKERS_BACKOFF_MAX_S: Final = 0.01
+_SILENCE_FIRST_S: Final = 5.0
+"""Longest wait for the first answer about a transactional id that is taken over, twice as long for each further one.
+A coordinator that is cut off from the other brokers cannot write what it is to answer, and another one has taken over.
+"""
 
 
 class ProducerStanding(Enum):
@@ -90,6 +94,7 @@ class Coordination:
         self.timeout_ms: Final = transaction_timeout_ms
         self._transaction_timeout = i32Timedelta.parse(timedelta(milliseconds=transaction_timeout_ms))
         self._retry_timeout_s = retry_timeout_s
+        self._silence_s: float | None = None
 
     def take_over(self) -> ProducerFields:
         """Fence the previous user of the id; return once a transaction left open by it is aborted."""
@@ -190,13 +195,18 @@ class Coordination:
             # the next epoch, although the id has no newer user.
             return fencing_suspect is None or self.standing(fencing_suspect) is ProducerStanding.TAKEN
 
+        def bounded(connection: Connection) -> tuple[ErrorCode, T]:
+            if self._silence_s is not None:
+                connection.deadline = Deadline(self._cluster.bounded_s(self._silence_s))
+            return attempt(connection)
+
         return ask_coordinator(
             self._cluster,
             CoordinatorType.TRANSACTION,
             self._transactional_id,
             subject,
             table,
-            attempt,
+            bounded,
             session,
             retry_timeout_s=self._retry_timeout_s,
             fenced=taken,
@@ -206,15 +216,20 @@ class Coordination:
         """Retry ``attempt``, which must be safe to repeat, over lost connections and restarting brokers."""
         deadline = Deadline(self._cluster.bounded_s(self._retry_timeout_s))
         backoff, patience = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S), Patience(logger)
-        while True:
-            try:
-                return attempt()
-            except KafkaUnavailableError as exc:
-                self._cluster.forget()
-                if deadline.passed():
-                    raise
-                patience.tell(f"use transactional id {self._transactional_id}", exc)
-            time.sleep(backoff.grow())
+        self._silence_s = _SILENCE_FIRST_S
+        try:
+            while True:
+                try:
+                    return attempt()
+                except KafkaUnavailableError as exc:
+                    self._cluster.forget()
+                    if deadline.passed():
+                        raise
+                    patience.tell(f"use transactional id {self._transactional_id}", exc)
+                self._silence_s *= 2
+                time.sleep(backoff.grow())
+        finally:
+            self._silence_s = None
 
 
 def ask_coordinator(
@@ -239,6 +254,7 @@ def ask_coordinator(
     backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
     before, since = ErrorCode.none, 0.0
     while True:
+        asked_at = time.monotonic()
         try:
             node = cluster.coordinator(kind, key)
             code, result = attempt(session.connection(cluster, node))
@@ -256,8 +272,8 @@ def ask_coordinator(
             raise RequestRefusedError(subject, code, meaning)
         now = time.monotonic()
         if code != before:
-            before, since = code, now
-        elif now - since >= LOOK_AGAIN_S:
+            before, since = code, asked_at
+        if now - since >= LOOK_AGAIN_S:
             # A coordinator that is cut off from the other brokers goes on answering.
             logger.info("%s: still %s; looking up its coordinator again", subject, codes.name(code))
             cluster.forget_coordinator(kind, key)

@@ -57,6 +57,7 @@ class BatchRequest(Generic[P]):
     """Produce request in flight: queue and batch by partition."""
 
     items: dict[Partition, tuple[PartitionQueue[P], P]]
+    sent_at: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -390,6 +391,7 @@ class Dispatcher(Generic[P]):
             for queue, batch in request.items.values()
         ]
         link.requests.append(request)
+        request.sent_at = time.monotonic()
         try:
             link.connection.send_body(PRODUCE_KEY, PRODUCE_VERSION, produce_body(self._start, items))
         except ConnectionLostError as fault:
@@ -410,7 +412,7 @@ class Dispatcher(Generic[P]):
                 for topic in answer.responses:
                     for partition in topic.partition_responses:
                         queue, batch = request.items.pop((topic.name, partition.index))
-                        self._judge(queue, batch, partition)
+                        self._judge(queue, batch, partition, request.sent_at)
                 self._return(request, doubtful=True)  # a batch left out of the answer counts as lost
         except ConnectionLostError as fault:
             self.lost(node, fault)
@@ -426,7 +428,7 @@ class Dispatcher(Generic[P]):
                 queue.place(int(found.offset), int(found.leader_epoch))
             elif meaning in (Meaning.RETRY, Meaning.REFRESH):
                 logger.info("segment %s: its end is not told: %s", queue.topic, codes.name(found.error_code))
-                if meaning is Meaning.REFRESH or self._keeps_failing(queue, found.error_code):
+                if meaning is Meaning.REFRESH or self._keeps_failing(queue, found.error_code, time.monotonic()):
                     self._cluster.forget_leader(*queue.target)
                 self._hold(queue, found.error_code)
             else:
@@ -439,18 +441,21 @@ class Dispatcher(Generic[P]):
             self._asked.discard(queue)
             self.note(queue)
 
-    def _keeps_failing(self, queue: PartitionQueue[P], code: ErrorCode) -> bool:
-        """Return True if a queue has had the same answer for so long that its leader is to be looked up again.
+    def _keeps_failing(self, queue: PartitionQueue[P], code: ErrorCode, asked_at: float) -> bool:
+        """Return True if a queue has met the same answer for so long that its leader is to be looked up again.
 
-        A broker that is cut off from the others goes on as leader, and its view of the cluster is old.
+        A broker that is cut off from the others goes on as leader, and its view of the cluster is old. It may take its
+        time for the first answer, too.
         """
         now = time.monotonic()
-        before, since = self._failing.get(queue.target, (None, now))
-        is_over = before is code and now - since >= LOOK_AGAIN_S
-        self._failing[queue.target] = code, now if is_over or before is not code else since
+        before, since = self._failing.get(queue.target, (code, asked_at))
+        if before is not code:
+            since = asked_at
+        is_over = now - since >= LOOK_AGAIN_S
+        self._failing[queue.target] = code, now if is_over else since
         return is_over
 
-    def _judge(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse) -> None:
+    def _judge(self, queue: PartitionQueue[P], batch: P, answer: PartitionProduceResponse, sent_at: float) -> None:
         code = answer.error_code
         meaning = codes.meaning(codes.PRODUCE, code)
         if meaning is not Meaning.DONE:
@@ -465,7 +470,7 @@ class Dispatcher(Generic[P]):
                 # An acknowledgement without an offset does not prove that the batch was written; sending it again will
                 # tell, with the offset.
                 is_doubtful = meaning is Meaning.DONE or code in codes.POSSIBLY_PERSISTED
-                if is_doubtful or meaning is Meaning.REFRESH or self._keeps_failing(queue, code):
+                if is_doubtful or meaning is Meaning.REFRESH or self._keeps_failing(queue, code, sent_at):
                     self._cluster.forget_leader(*queue.target)
                 queue.give_back(batch, doubtful=is_doubtful)
                 self._hold(queue, code)

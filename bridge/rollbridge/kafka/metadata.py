@@ -48,10 +48,10 @@ NodeId = int
 _DIAL_FIRST_S: Final = 0.02
 _DIAL_MAX_S: Final = 1.0
 _IDLE_MAX: Final = 2
-_FAILED_S: Final = 30.0
+_FAILED_S: Final = 60.0
 _FAILED: Final[dict[Broker, float]] = {}
-"""Time at which a broker could not be reached, or refused us, for all clusters of this process: each that is new would
-ask it first, and one that is cut off or hangs is noticed by a time-out only."""
+"""Time at which a broker could not be reached, refused us, or let us wait in vain, for all clusters of this process:
+each that is new would ask it first, and one that is cut off or hangs is noticed by a time-out only."""
 
 
 class Isolation(IntEnum):
@@ -395,7 +395,8 @@ class Cluster:
         answers. One that refuses us, with a certificate that has run out for example, keeps us from none of the others.
         """
         brokers = self._in_turn()
-        is_mistrusted, self._is_mistrusted = self._is_mistrusted and len(brokers) > 1, False
+        is_mistrusted = (self._is_mistrusted or _has_failed(self._informant)) and len(brokers) > 1
+        self._is_mistrusted = False
         if self._control is not None:
             try:
                 if not is_mistrusted and self._control.usable():
@@ -429,8 +430,7 @@ class Cluster:
         if self._informant in brokers:
             place = brokers.index(self._informant) + 1
             brokers = brokers[place:] + brokers[:place]
-        now = time.monotonic()
-        return sorted(brokers, key=lambda item: now - _FAILED.get(item, -math.inf) < _FAILED_S)
+        return sorted(brokers, key=_has_failed)
 
     def _connect(self, broker: Broker, deadline: Deadline | None) -> Connection:
         """Connect, unless the broker's back-off still lasts."""
@@ -446,20 +446,28 @@ class Cluster:
                 client_id=self._client_id,
                 connect_timeout_s=max(0.001, min(self._connect_timeout_s, left_s)),
                 request_timeout_s=self._request_timeout_s,
+                on_silence=partial(_note_failed, broker),
             )
         except (AuthenticationError, UnsupportedBrokerError):
-            _FAILED[broker] = time.monotonic()
+            _note_failed(broker)
             raise
         except KafkaUnavailableError as exc:
             known = self._dialling.setdefault(broker, known or _Dialling())
             known.fault = str(exc)
-            _FAILED[broker] = now = time.monotonic()
-            known.not_before = now + known.backoff.grow()
+            _note_failed(broker)
+            known.not_before = time.monotonic() + known.backoff.grow()
             raise
         self._dialling.pop(broker, None)
-        _FAILED.pop(broker, None)
         connection.deadline = deadline
         return connection
+
+
+def _has_failed(broker: Broker | None) -> bool:
+    return broker is not None and time.monotonic() - _FAILED.get(broker, -math.inf) < _FAILED_S
+
+
+def _note_failed(broker: Broker) -> None:
+    _FAILED[broker] = time.monotonic()
 
 
 class Clusters:

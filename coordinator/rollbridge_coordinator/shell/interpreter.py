@@ -41,7 +41,7 @@ from rollbridge.kafka.errors import (
 )
 from rollbridge.kafka.errors import name as kafka_name
 from rollbridge.kafka.foreign import end_transactions, obstacles
-from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.metadata import Cluster, LeaderEpochs
 from rollbridge.kafka.snapshots import read_latest, read_values
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.kafka.views import TopicDescription
@@ -265,6 +265,7 @@ class Interpreter:
             connect_timeout_s=FOREIGN_CONNECT_S,
             request_timeout_s=FOREIGN_S,
         )
+        epochs = LeaderEpochs()  # what one has been told keeps the others from believing a broker that is cut off
         self._appenders = [
             TransactionalAppender(
                 settings.bootstrap_servers,
@@ -273,6 +274,7 @@ class Interpreter:
                 client_id="rollbridge" if number < IDENTITIES else BESIDE_CLIENT_ID,
                 transaction_timeout_ms=int(settings.merge_timeout_s * 1000),
                 topic_timeout_ms=lambda topic: GROUP_TOPIC_MS if is_group_topic(topic) else SEGMENT_MS,
+                epochs=epochs,
             )
             for number in range(IDENTITIES + BESIDE_IDENTITIES)
         ]
