@@ -286,11 +286,11 @@ def test_a_broker_that_let_us_wait_in_vain_is_asked_last_by_all(
     views: dict[int, View], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be cut off from the others: then it cannot write what it is to answer, and its view is old."""
-    monkeypatch.setattr(metadata, "_FAILED", {})
+    monkeypatch.setattr(metadata, "_SILENT", {})
     views[2] = views[3] = View(2, 2)
     known = Cluster(SERVERS)
     assert known.leader("t", 0) == 1
-    metadata._note_failed(Broker("1.0.0.1", 1))
+    metadata._note_silence(Broker("1.0.0.1", 1))
     assert known.coordinator(CoordinatorType.TRANSACTION, "id") == 2, "it has a connection to the silent one"
     assert Cluster(SERVERS).leader("t", 0) == 2
 

@@ -50,8 +50,10 @@ _DIAL_MAX_S: Final = 1.0
 _IDLE_MAX: Final = 2
 _FAILED_S: Final = 60.0
 _FAILED: Final[dict[Broker, float]] = {}
-"""Time at which a broker could not be reached, refused us, or let us wait in vain, for all clusters of this process:
-each that is new would ask it first, and one that is cut off or hangs is noticed by a time-out only."""
+"""Time at which a broker could not be reached, or refused us, for all clusters of this process: each that is new would
+ask it first, and one that is away is noticed by a time-out only."""
+_SILENT: Final[dict[Broker, float]] = {}
+"""The same of brokers that took a request, and gave no answer. They hang, or are cut off and have an old view."""
 
 
 class Isolation(IntEnum):
@@ -395,7 +397,8 @@ class Cluster:
         answers. One that refuses us, with a certificate that has run out for example, keeps us from none of the others.
         """
         brokers = self._in_turn()
-        is_mistrusted = (self._is_mistrusted or _has_failed(self._informant)) and len(brokers) > 1
+        is_away = _is_away(self._informant) and not _is_away(brokers[0])
+        is_mistrusted = (self._is_mistrusted or is_away) and len(brokers) > 1
         self._is_mistrusted = False
         if self._control is not None:
             try:
@@ -430,7 +433,7 @@ class Cluster:
         if self._informant in brokers:
             place = brokers.index(self._informant) + 1
             brokers = brokers[place:] + brokers[:place]
-        return sorted(brokers, key=_has_failed)
+        return sorted(brokers, key=_is_away)
 
     def _connect(self, broker: Broker, deadline: Deadline | None) -> Connection:
         """Connect, unless the broker's back-off still lasts."""
@@ -446,28 +449,31 @@ class Cluster:
                 client_id=self._client_id,
                 connect_timeout_s=max(0.001, min(self._connect_timeout_s, left_s)),
                 request_timeout_s=self._request_timeout_s,
-                on_silence=partial(_note_failed, broker),
+                on_silence=partial(_note_silence, broker),
             )
         except (AuthenticationError, UnsupportedBrokerError):
-            _note_failed(broker)
+            _FAILED[broker] = time.monotonic()
             raise
         except KafkaUnavailableError as exc:
             known = self._dialling.setdefault(broker, known or _Dialling())
             known.fault = str(exc)
-            _note_failed(broker)
-            known.not_before = time.monotonic() + known.backoff.grow()
+            _FAILED[broker] = now = time.monotonic()
+            known.not_before = now + known.backoff.grow()
             raise
         self._dialling.pop(broker, None)
+        _FAILED.pop(broker, None)
         connection.deadline = deadline
         return connection
 
 
-def _has_failed(broker: Broker | None) -> bool:
-    return broker is not None and time.monotonic() - _FAILED.get(broker, -math.inf) < _FAILED_S
+def _is_away(broker: Broker | None) -> bool:
+    if broker is None:
+        return False
+    return time.monotonic() - max(_FAILED.get(broker, -math.inf), _SILENT.get(broker, -math.inf)) < _FAILED_S
 
 
-def _note_failed(broker: Broker) -> None:
-    _FAILED[broker] = time.monotonic()
+def _note_silence(broker: Broker) -> None:
+    _SILENT[broker] = time.monotonic()
 
 
 class Clusters:
