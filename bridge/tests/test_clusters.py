@@ -35,7 +35,7 @@ from rollbridge.kafka.metadata import (
 )
 from rollbridge.kafka.offsets import read_patiently
 from rollbridge.kafka.queues import Lane, PartitionQueue, QueuedBatch
-from rollbridge.kafka.session import ProduceSession
+from rollbridge.kafka.session import ProducerFields, ProduceSession
 from rollbridge.kafka.views import view_each
 
 
@@ -310,14 +310,15 @@ def test_silence_is_told_and_a_short_time_out_is_none(monkeypatch: pytest.Monkey
 
 
 def test_who_takes_a_transactional_id_over_waits_a_little_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(coordination.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     waits: list[float] = []
+    taken = ProducerFields("id", 1, 0)
 
     def attempt(asked: Any) -> Any:
         waits.append(asked.deadline.timeout_s)
         if len(waits) < 4:
             raise KafkaUnavailableError("no answer in time")
-        return ErrorCode.none, "taken"
+        return ErrorCode.none, taken
 
     stand_in: Any = SimpleNamespace(
         coordinator=lambda *_: 1,
@@ -327,7 +328,7 @@ def test_who_takes_a_transactional_id_over_waits_a_little_longer_each_time(monke
         forget=lambda: None,
     )
     asking = coordination.Coordination(stand_in, "id", transaction_timeout_ms=1, retry_timeout_s=60.0)
-    assert asking._patiently(lambda: asking._ask("init", {}, attempt, ProduceSession())) == "taken"  # type: ignore[arg-type]
+    assert asking._patiently(lambda: asking._ask("init", {}, attempt, ProduceSession())) is taken
     assert waits == [5, 10, 20, 40]
 
 
