@@ -15,11 +15,14 @@ from rollbridge.errors import CoordinatorUnavailableError, UnavailableError, Unk
 from rollbridge.model import paths
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import ClientSession
+from rollbridge.zookeeper.errors import NodeExistsError
 from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 SHORT_S = 3.0
 """For those who wait for a group that never answers."""
+HUNG_S = 24.0
+"""The same, where others have to answer within a share of it."""
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +95,34 @@ def test_a_client_without_a_name_of_its_own_is_answered_too(site: Site, orders: 
         assert lost in unfinished.unanswered
         found = b.outcome(label="left", timeout=SHORT_S)
         assert (found.transaction, found.unanswered) == (left, {}), "nothing is later than one that is open"
+
+
+def test_a_leader_that_hangs_takes_no_time_of_the_groups_behind_it(
+    site: Site, orders: str, lost: GroupName, session: ZooKeeperSession
+) -> None:
+    worker = f"{lost.scope}-worker"
+    with site.connect(worker) as b:
+        done, left = written(b, orders, "done", commits=True), written(b, orders, "left", commits=False)
+    session.create(paths.session(lost, worker), ClientSession(worker, 1, 1).to_json(), parents=True)
+
+    def is_taken() -> bool:
+        try:
+            session.create(paths.leader(lost), b"hung", ephemeral=True)
+        except NodeExistsError:  # the coordinator's, which gives it up again
+            return False
+        return True
+
+    until(is_taken)
+    session.set(paths.leader(lost), b"hung", 0)  # as one that serves
+    try:
+        with site.connect(worker) as b:
+            unfinished = b.unfinished(timeout=HUNG_S)
+            assert ([item.transaction for item in unfinished], set(unfinished.unanswered)) == ([left], {lost})
+        with site.connect(worker) as b:
+            found = b.outcome(label="done", timeout=HUNG_S)
+            assert (found.transaction, set(found.unanswered)) == (done, {lost})
+    finally:
+        session.delete(paths.leader(lost))
 
 
 def test_a_gateway_starts_producers_that_have_nothing_in_a_group_without_a_leader(

@@ -170,15 +170,17 @@ class ClientSessions:
 
         Returns:
             What these have left open, by group, where the leader has said so just now; and the errors of the groups
-            whose leaders have not answered. Groups without a leader come last, so that they take no time of others.
+            whose leaders have not answered. Groups without a leader come last, so that they take no time of others,
+            and a leader that hangs takes no more than its share.
         """
         self.check()
         deadline, began_s = Deadline(timeout_s), uptime_s()
         wanted = [group for group in groups if self._named and group not in self._epochs]
         unanswered: dict[GroupName, RollbridgeError] = {}
-        for group in wanted if len(wanted) < 2 else sorted(wanted, key=self._is_leaderless):
+        ordered = wanted if len(wanted) < 2 else sorted(wanted, key=self._is_leaderless)
+        for number, group in enumerate(ordered):
             try:
-                self.epoch(group, deadline.left())
+                self.epoch(group, deadline.left() / (len(ordered) - number))
             except (CoordinatorUnavailableError, UnknownWriteError) as fault:
                 unanswered[group] = fault
         left, self.left = self.left, {}
