@@ -19,10 +19,14 @@ class Pending:
 
     completion: Completion = field(default_factory=lambda: Completion(bytes(16)))
     told: list[CommitOrder] = field(default_factory=list)
+    stranded: bool = False
 
     def ask_again(self, order: CommitOrder) -> bool:
         self.told.append(order)
         return True
+
+    def is_stranded(self) -> bool:
+        return self.stranded
 
 
 def clients(count: int, in_flight: CommitsInFlight) -> list[CommitNumbers]:
@@ -72,3 +76,17 @@ def test_only_lines_with_something_in_flight_are_looked_at() -> None:
     second.completion.give_up("over")
     in_flight.look()
     assert len(in_flight) == 0
+
+
+def test_no_later_commit_waits_for_one_whose_buffer_has_gone() -> None:
+    in_flight = CommitsInFlight()
+    [client] = clients(1, in_flight)
+    line = client.of(GROUP, 1)
+    lost, later = Pending(stranded=True), Pending()
+    for pending in (lost, later):
+        line.ask(pending).asked_s -= TELL_AGAIN_S + 1
+    in_flight.look()  # gives up the first one
+    in_flight.look()
+    assert lost.told == []
+    assert [order.behind for order in later.told] == [0]
+    assert line.ask(Pending()).order.behind == 1

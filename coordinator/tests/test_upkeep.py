@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from coordinator.tests.makers import Bench
-from rollbridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame, FrameHeader, FrameKind
+from rollbridge.model.commit_order import CommitOrder
+from rollbridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame, FrameHeader, FrameKind, Manifest
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.records import CreateNode
+from rollbridge.model.requests import AdminRequest, RequestKind
+from rollbridge.model.transaction import State
 from rollbridge.zookeeper.session import REQUEST_BYTES_MAX
+from rollbridge_coordinator.procedures.requests import _abort, waits_for
 from rollbridge_coordinator.procedures.upkeep import RECORDS_PER_WRITE, record_long
 from rollbridge_coordinator.state.effects import AppendControl, CommitRound, Write
 
@@ -87,3 +91,19 @@ def test_a_leader_whose_clock_is_a_day_behind_records_them_all_the_same() -> Non
     assert written(bench, -DAY_MS) == [], "no other clock is known yet"
     bench.group.times.low_ms = bench.group.times.high_ms = bench.group.times.append_ms = DAY_MS
     assert len(written(bench, -DAY_MS)) == 1
+
+
+def test_a_commit_that_waits_for_an_earlier_one_that_never_comes_can_be_seen_and_aborted() -> None:
+    bench = Bench({"sales/orders": 1})
+    identifier = begin(bench, 1, "", {"sales/orders": 0})
+    order = CommitOrder(connection=7, epoch=0, number=2, behind=1)
+    header = FrameHeader(FrameKind.COMMIT, identifier.bytes, 0, *order.fields())
+    bench.feed("sales/orders", header, Manifest({}, (), ()).encode())
+    item = bench.group.fold.open[identifier.bytes]
+    assert [item.state] == [State.COMMITTING]
+    assert waits_for(bench.group, item) == "waits for earlier commits of its connection"
+    assert list(record_long(bench.group, bench.clock_ms)) == [], "it has only just been asked for"
+    check(bench, [identifier])
+    request = AdminRequest(kind=RequestKind.ABORT_TRANSACTION, transaction=str(identifier), created_ms=0)
+    assert list(_abort(bench.group, "request-1", request, bench.clock_ms)) == []
+    assert [item.state] == [State.ABORTING]

@@ -108,6 +108,7 @@ class Completion:
         closed: True if nothing may be written any more: its end was asked for here, or is known.
         ends_here: True if its end is asked for in this process, through a :class:`rollbridge.Transaction`.
         settled: True if the outcome is known, or will not be learned here.
+        stranded: Why no leader can read its commit; empty if that is not so.
         failure: First send that failed, if one did.
         writers: Writers of the transaction in this process, until it is settled.
         client_name: Client that has begun it; None if not known here.
@@ -137,6 +138,7 @@ class Completion:
         "key",
         "offset",
         "settled",
+        "stranded",
         "writers",
     )
 
@@ -149,6 +151,7 @@ class Completion:
         self.closed = False
         self.ends_here = False
         self.settled = False
+        self.stranded = ""
         self.failure: Exception | None = None
         self.writers: tuple[Author, ...] = ()
         self.offset = -1

@@ -189,6 +189,10 @@ class PendingCommit(Protocol):
         """Send its COMMIT frame once more, with this order; return False if that was not possible."""
         ...
 
+    def is_stranded(self) -> bool:
+        """Return True if the buffer with its COMMIT frame has gone with its stream; its leader is asked about it."""
+        ...
+
 
 class AskedCommit:
     """Commit that was asked for.
@@ -213,10 +217,13 @@ class AskedCommit:
         """True if nobody needs to wait for it."""
         return self.is_void or self._transaction is None or self._transaction.completion.settled
 
-    def tell(self) -> None:
-        """Tell the leader that nothing before it is left to wait for; retried if that is not possible now."""
+    def look(self) -> None:
+        """Tell the leader that nothing before it is left to wait for; give it up if its frame is read by nobody."""
         transaction = self._transaction
-        self.is_told = transaction is None or transaction.ask_again(self.order._replace(behind=0))
+        if transaction is not None and transaction.is_stranded():
+            self.is_void = True
+        elif not self.is_told:
+            self.is_told = transaction is None or transaction.ask_again(self.order._replace(behind=0))
 
     def let_go(self) -> None:
         """Drop the transaction of a commit that is over; otherwise both objects would be garbage in a cycle."""
@@ -292,8 +299,8 @@ class SessionCommitNumbers:
                 self._in_flight.remove(self)
                 return
             first = asked[0]
-        if not first.is_told and now - first.asked_s > TELL_AGAIN_S:
-            first.tell()
+        if now - first.asked_s > TELL_AGAIN_S:
+            first.look()
 
 
 _SESSIONS_KEPT: Final = 2

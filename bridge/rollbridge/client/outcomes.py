@@ -114,6 +114,12 @@ class OutcomeTail:
                 self._thread = threading.Thread(target=self._tail, name="rollbridge-outcomes", daemon=True)
                 self._thread.start()
 
+    def strand(self, group: GroupName, completion: Completion, why: str) -> None:
+        """Have the leader asked about a transaction whose commit it cannot read; ends as aborted if it knows none."""
+        completion.stranded = why
+        self.missed.setdefault(group, []).append(completion)
+        self._changed()
+
     def close(self) -> None:
         """Stop the thread; waiters are told that the outcome will not be learned here."""
         self._follower.stop()

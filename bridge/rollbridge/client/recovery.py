@@ -53,6 +53,7 @@ from rollbridge.model.frames import ANYBODY, BeginFrame, FrameHeader, FrameKind,
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName
 from rollbridge.model.records import SAVEPOINTS, ClientSession
+from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge.model.savepoints import HeldSavepoint
 from rollbridge.model.transaction import KnownTransaction, State
 from rollbridge.zookeeper.catalog import Catalog
@@ -557,9 +558,10 @@ class Resumer:
         return datetime.fromtimestamp((known.decided_ms + known.lease_ms) / 1000, UTC)
 
     def look_at_missed(self) -> None:
-        """Ask for outcomes that were truncated from a commit log before they were read here.
+        """Ask for outcomes that are not in a commit log any more, or will never be.
 
-        What is open then, or not known to its leader yet, gets its outcome from the log as ever.
+        They were truncated before they were read here, or a stream was deleted with what its leader had not read. What
+        is open then, or not known to its leader yet, gets its outcome from the log as ever.
         """
         outcomes: OutcomeTail = self._runtime.outcomes
         for group in list(outcomes.missed):
@@ -581,6 +583,12 @@ class Resumer:
         try:
             _, known = self._inquiry.transaction(completion.transaction, _FENCED_ASK_S, group=group)
         except TransactionNotFoundError:
+            if completion.stranded and outcomes.waiting.pop(completion.key, None) is not None:
+                known = KnownTransaction(
+                    id=completion.transaction, state=State.ABORTED, client_name=completion.client_name or ""
+                )
+                completion.settle(_record_of(known, completion.stranded).encode_value(), -1)
+                completion.count_unfinished()
             return
         except (OutcomeExpiredError, TransactionPreserverClosedError) as fault:
             if outcomes.waiting.pop(completion.key, None) is not None:
@@ -590,6 +598,15 @@ class Resumer:
             return  # an id that was given out twice
         if known.state is not State.OPEN and outcomes.waiting.pop(completion.key, None) is not None:
             completion.settle(_record_of(known, known.reason).encode_value(), known.position)
+        elif known.state is State.OPEN and completion.stranded:
+            abort = AdminRequest(
+                kind=RequestKind.ABORT_TRANSACTION,
+                transaction=str(completion.transaction),
+                reason=completion.stranded,
+                client_name=self._client_name,
+                created_ms=int(time.time() * 1000),
+            )
+            self._metadata.ask(group, abort, _FENCED_ASK_S)
 
     def look_at_sessions(self) -> None:
         """Fence the waiters whose requests will not be carried out any more because a newer session has begun."""

@@ -771,6 +771,16 @@ class Transaction(Writing):
             self._runtime.sender.send_soon(*self._buffers[0], key, self._encode_manifest(self._pieces), _ignore)
         return True
 
+    def is_stranded(self) -> bool:
+        """Return True if the buffer with its COMMIT frame has gone with its stream; its leader is asked about it."""
+        stream = self._plan.routes[0].stream
+        if not self._runtime.catalog.has_ended(stream, self._buffers[0][0]):
+            return False
+        self._runtime.outcomes.strand(
+            self._plan.group, self._completion, f"stream {stream} was deleted before its commit was read"
+        )
+        return True
+
     def _encode_manifest(self, pieces: Iterable[Piece]) -> bytes:
         entries = tuple((*piece.key, piece.records) for piece in pieces)
         if self._offsets or self._conditions:

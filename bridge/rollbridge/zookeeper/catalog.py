@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from rollbridge.errors import ScopeNotFoundError, StreamNotFoundError, UnavailableError
+from rollbridge.errors import RollbridgeError, ScopeNotFoundError, StreamNotFoundError, UnavailableError
 from rollbridge.model.lineage import place_of_partition
 from rollbridge.model.names import Partition, StreamName
 from rollbridge.model.records import StreamState
@@ -114,6 +114,15 @@ class Catalog:
         """
         view = self.view(stream)
         return place_of_partition(view.config.places, partition, view.history, lambda: self.read(stream).history)
+
+    def has_ended(self, stream: str, buffer_topic: str) -> bool:
+        """Return True if the life of a stream that had this buffer is over, or about to be."""
+        try:
+            return self.view(stream).route.buffer_topic != buffer_topic
+        except (StreamNotFoundError, ScopeNotFoundError):
+            return True
+        except RollbridgeError:
+            return False  # it is not known now
 
     def forget(self, stream: str) -> None:
         """Drop the view of a stream, so that it is read again before its next use."""

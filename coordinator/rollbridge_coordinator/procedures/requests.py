@@ -139,8 +139,6 @@ def waits_for(group: GroupState, item: BufferedTransaction) -> str:
     why = why_waits(group, item)
     if why is not None:
         return f"waits for {why}"
-    if item.state is State.COMMITTING and item.id not in group.fold.decided:
-        return "waits for earlier commits of its connection"
     if item.id in group.barriers:
         return "its lease is over; the buffers are read to their ends"
     return ""

@@ -122,6 +122,9 @@ def record_long(group: GroupState, now_ms: int) -> Steps[None]:
     is_held = any(item.wait.lasting for item in group.held_rolls.values())
     if group.faults or is_held or group.preparations or group.merge_retries:
         aged += [item for item, _ in waiting(group)]  # recorded as well, so that they can be seen and aborted
+    else:
+        late_ms = group.times.lease(now_ms) - group.settings.record_after_ms
+        aged += [item for item in group.fold.lines.held() if item.decided_ms < late_ms]
     # Include transactions whose records were refused the last time.
     wanted = {item.id: item for item in (*group.unrecorded, *aged) if item.id in group.fold.open}
     due = group.unrecorded = [item for item in wanted.values() if item.id not in group.recorded]

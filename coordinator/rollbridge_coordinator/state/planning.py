@@ -450,8 +450,11 @@ def waiting(group: GroupState) -> Iterator[tuple[BufferedTransaction, str]]:
         if why is not None:
             held.setdefault(line, transaction)
             yield transaction, why
+    for transaction in group.fold.lines.held():
+        yield transaction, EARLIER
 
 
+EARLIER: Final = "earlier commits of its connection"
 UNREAD: Final = "frames that its commit names had not been read from the buffers"
 
 
