@@ -51,6 +51,7 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     72: ("bridge/rollbridge/model/epochs.py: EpochHistory.plan_rolling common_parts",),
     73: ("coordinator/rollbridge_coordinator/state/linger.py: Lingering LateCommits",),
     75: ("bridge/rollbridge/model/ended.py: EndedIds",),
+    77: ("bridge/rollbridge/consumer/writers.py: seen_in may_lack_heads _KnownRuns",),
     78: ("bridge/rollbridge/model/versions.py: is_version content_of unreadable",),
     81: ("bridge/rollbridge/model/verification.py: SegmentCheck",),
     86: ("bridge/rollbridge/model/savepoints.py: SavepointFrame HeldSavepoint StoredSavepoint",),
@@ -64,6 +65,7 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
         "coordinator/rollbridge_coordinator/shell/workshop.py: is_late",
         "coordinator/rollbridge_coordinator/procedures/preparing.py: _begin_again",
     ),
+    112: ("bridge/rollbridge/model/attribution.py: unpack_run own_header",),
     116: ("bridge/rollbridge/model/text.py: printable",),
     117: (
         "gateway/rollbridge_gateway/shell/handshakes.py: telling",

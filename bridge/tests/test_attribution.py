@@ -505,6 +505,13 @@ def test_spark_s_columns_say_the_same_from_any_start(log: Log, data: st.DataObje
     assert records.offset.tolist() == [offset for offset in sorted(log.written) if offset >= start]
 
 
+def test_a_run_may_reach_the_largest_number() -> None:
+    last = (1 << 63) - 1
+    for steps in (b"\1", b"\2"):
+        begin = last - steps[0]
+        assert list(unpack_run(pack_run(T.bytes, begin, 2, steps)).sequences()) == [begin, last]
+
+
 HOSTILE: dict[str, list[tuple[str, bytes | None]]] = {
     "empty": [(RECORD_HEADER, b"")],
     "null": [(RECORD_HEADER, None)],
