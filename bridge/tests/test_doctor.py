@@ -258,6 +258,12 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
     ),
     "a stuck rolling commit": (lambda: with_group(committing_ms=NOW_MS - 90_000), "stuck", Severity.WARNING, "sealing"),
     "a stuck scale": (lambda: with_group(scaling_ms=NOW_MS - 90_000), "stuck", Severity.WARNING, "sealing"),
+    "a change that cannot be read": (
+        lambda: with_group(unreadable=("/groups/g/unreadable/committing-7",)),
+        "change-unreadable",
+        Severity.WARNING,
+        "then delete it",
+    ),
     "an overdue transaction": (lambda: overdue(NOW_MS - 100_000), "overdue", Severity.PROBLEM, "leader"),
     "a log that is gone": (lambda: without(LOG), "topic-replaced", Severity.PROBLEM, "restore it"),
     "a buffer made again": (

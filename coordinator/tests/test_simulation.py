@@ -742,7 +742,7 @@ class Coverage:
         "records of the commit log truncated": 1_000,
         "offsets of groups": 350,
         "administered create-stream": 150,
-        "administered delete-stream": 130,  # a stream of which something is open is not deleted
+        "administered delete-stream": 140,  # a stream of which something is open is not deleted
         "condition refused": 150,
         "condition COMMIT": 150,
         "ended commit": 200,
@@ -837,7 +837,7 @@ class Coverage:
 
 @pytest.mark.long
 def test_the_runs_cover_what_they_are_for() -> None:
-    coverage = covered([*range(1_000, 1_034), 1_039, 1_041])
+    coverage = covered([*range(1_000, 1_034), 1_036, 1_039, 1_041, 1_042, 1_044])
     assert not coverage.missing(), coverage.counts
 
 

@@ -319,6 +319,55 @@ def test_a_roll_of_a_stream_that_is_lost_meanwhile_goes_on_without_it(monkeypatc
     scene.others_go_on()
 
 
+NOT_READ = ("garbage", b"garbage"), ("empty", b""), ("newer", b'{"version": 1000}')
+
+
+@pytest.mark.parametrize("steps", range(0, 14, 2))
+@pytest.mark.parametrize("value", [value for _, value in NOT_READ], ids=[name for name, _ in NOT_READ])
+@pytest.mark.parametrize("is_aside", [False, True], ids=["in progress", "suspended"])
+@pytest.mark.parametrize("kind", ["roll", "scale"])
+def test_a_change_that_cannot_be_read_is_put_aside_wherever_it_was(
+    kind: str, is_aside: bool, value: bytes, steps: int
+) -> None:
+    scene = Scene()
+    node = paths.committing(GROUP)
+    if kind == "roll":
+        scene.commit(ORDERS, scene.old)
+    else:
+        node = paths.scaling(GROUP)
+        halves = ((0.0, 0.25), (0.25, 0.5))
+        scene.ask(
+            AdminRequest(kind=RequestKind.SCALE_STREAM, stream=str(ORDERS), seal=(1,), ranges=halves, created_ms=0)
+        )
+    scene.until(lambda: node in scene.world.nodes)
+    for _ in range(steps):
+        if node in scene.world.nodes:
+            scene.step()
+    if scene.world.nodes.pop(node, None) is not None or not steps:
+        title = "roll-orders-2" if kind == "roll" else "scale-orders-2"
+        scene.world.nodes[f"{paths.suspended(GROUP)}/{title}" if is_aside else node] = value
+        scene.take_over()
+        scene.until(lambda: led(scene))
+        assert [scene.world.nodes[f"{paths.unreadable(GROUP)}/{item}"] for item in aside(scene)] == [value]
+    scene.others_go_on()
+    if kind == "scale":
+        scene.commit(ORDERS, scene.old)
+    scene.until(lambda: scene.visible(scene.old) == 1, 20_000)
+    outcome = scene.outcome(scene.old)
+    assert outcome is not None
+    assert outcome.kind is ControlKind.COMMIT
+    mine = scene.begin(ORDERS)
+    scene.commit(ORDERS, mine)
+    scene.until(lambda: scene.visible(mine) == 1, 20_000)
+    scene.until(lambda: not fault_of(scene), 20_000)
+    assert scene.terms_ended == 0
+    assert not scene.world.broken
+
+
+def aside(scene: Scene) -> list[str]:
+    return scene.world.children(paths.unreadable(GROUP))
+
+
 def test_what_was_prepared_of_a_stream_that_is_not_led_is_left_alone() -> None:
     scene = Scene()
     topics = set(scene.world.topics)

@@ -286,6 +286,12 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
                     f"a {what} of group {group.name} has been under way for {age_ms // 1000} s",
                     remedy("stuck"),
                 )
+        for node in group.unreadable:
+            yield warning(
+                "change-unreadable",
+                f"a change of group {group.name} cannot be read: {node}",
+                "the next leader puts it aside and goes on without it; find out who wrote it, then delete it",
+            )
         overdue = [
             record
             for record in group.transactions

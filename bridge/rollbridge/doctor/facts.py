@@ -29,7 +29,14 @@ from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince, SnapshotReade
 from rollbridge.kafka.topics import RESOURCE_BROKER, TopicAdmin, ask_to_describe_configs
 from rollbridge.kafka.views import view_cluster, view_topics
 from rollbridge.model import paths
-from rollbridge.model.changes import CommittingTransactions, EpochTransition, Merging, StreamFault, works_of
+from rollbridge.model.changes import (
+    CommittingTransactions,
+    EpochTransition,
+    Merging,
+    StreamChange,
+    StreamFault,
+    works_of,
+)
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.gateways import is_gateway_label
 from rollbridge.model.journal import split
@@ -154,6 +161,7 @@ class GroupFacts:
         last_leader: Who leads it, or led it last; empty if nobody ever has.
         outdated: State that ZooKeeper has lost, as a leader has found; None if nothing.
         scaling_waits: Its streams that wait to be scaled by their load.
+        unreadable: Nodes of its changes that cannot be read, or were put aside as they could not.
     """
 
     record: Group
@@ -168,6 +176,7 @@ class GroupFacts:
     outdated: str | None = None
     scaling_waits: Sequence[ScalingWait] = ()
     last_leader: str = ""
+    unreadable: Sequence[str] = ()
 
     @property
     def name(self) -> GroupName:
@@ -555,7 +564,13 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
     half_done = [f"{paths.suspended(name)}/{title}" for title in metadata.session.children(paths.suspended(name))]
     begun = [paths.committing(name), paths.scaling(name), *half_done]
     found = zip(begun, metadata.session.get_many(begun), strict=True)
-    works = [work for _, work in works_of({path: node.value for path, node in found if node is not None}, name)]
+    works: list[StreamChange] = []
+    unreadable = [f"{paths.unreadable(name)}/{title}" for title in metadata.session.children(paths.unreadable(name))]
+    for path, node in found:
+        try:
+            works += [work for _, work in works_of({path: node.value} if node is not None else {}, name)]
+        except CorruptDataError:
+            unreadable.append(path)
     lead = metadata.lead(name)
     leader = None if lead is None else lead.name
     raised, outdated = metadata.session.get_many([paths.controller(name), paths.outdated(name)])
@@ -572,6 +587,7 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
         None if outdated is None else outdated.value.decode("utf-8", "replace"),
         metadata.scaling_waits(name).waits,
         ControllerEpoch.from_json(raised.value).leader if raised and raised.value else "",
+        unreadable,
     )
 
 

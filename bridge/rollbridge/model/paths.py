@@ -207,6 +207,11 @@ def suspended(name: GroupName) -> str:
     return f"{group(name)}/suspended"
 
 
+def unreadable(name: GroupName) -> str:
+    """Return the parent of changes that a leader could not read and has put aside; it is made for the first."""
+    return f"{group(name)}/unreadable"
+
+
 def outdated(name: GroupName) -> str:
     """Return the node that says why ZooKeeper was set back; it must be repaired before anybody leads."""
     return f"{group(name)}/outdated"

@@ -60,6 +60,7 @@ from rollbridge_coordinator.state.effects import (
     Closed,
     EffectRefusedError,
     EndForeign,
+    EnsureNodes,
     LookForObstacles,
     MendTopics,
     Now,
@@ -258,13 +259,42 @@ def halt(group: GroupState, node: str, work: StreamChange, fault: EffectRefusedE
 
 
 def load_suspended(group: GroupState) -> Steps[None]:
-    """Load the changes that earlier leaders have suspended; they are due on the first turn."""
+    """Load the changes that earlier leaders have suspended; they are due on the first turn.
+
+    Those in progress are only put aside if they cannot be read.
+    """
+    for node, raw in (yield from ReadNodes([paths.scaling(group.name), paths.committing(group.name)])).items():
+        if raw is not None:
+            yield from read_change(group, node, raw)
     parent = paths.suspended(group.name)
     nodes = [f"{parent}/{name}" for name in (yield from read_children(parent))]
     for node, raw in (yield from ReadNodes(nodes)).items():
-        if raw is None:
-            continue
-        take_up(group, node, work_from_json(node.rpartition("/")[2], raw))
+        work = None if raw is None else (yield from read_change(group, node, raw))
+        if work is not None:
+            take_up(group, node, work)
+
+
+def read_change(group: GroupState, node: str, raw: bytes) -> Steps[StreamChange | None]:
+    """Return the change that a node holds; None if that cannot be read: it is put aside, and the group is led.
+
+    That costs no more than if ZooKeeper had been set back to before it: what it has closed gets successors, what it has
+    published is sealed, and its transactions, of which none or all are committed, are planned anew.
+    """
+    title = node.rpartition("/")[2]
+    try:
+        work = EpochTransition.from_json(raw) if node == paths.scaling(group.name) else work_from_json(title, raw)
+        strange = [name for name in work.streams if name not in group.streams and name not in group.unled]
+        if strange or not work.streams:
+            raise CorruptDataError(f"it changes {', '.join(strange) or 'no stream'}, which the group does not have")
+    except CorruptDataError as fault:
+        target = f"{paths.unreadable(group.name)}/{title}-{group.controller_epoch}"
+        kept = raw[: group.settings.write_bytes_max]
+        yield from EnsureNodes([paths.unreadable(group.name)])
+        if not (yield from Write([DeleteNode(node), CreateNode(target, kept)])):
+            raise StaleStateError(f"{node} was changed by someone else") from fault
+        logger.error("%s: %s cannot be read, and is kept as %s; its group goes on: %s", group.name, node, target, fault)
+        return None
+    return work
 
 
 def take_up(group: GroupState, node: str, work: StreamChange) -> None:

@@ -20,7 +20,7 @@ from typing import Final
 from rollbridge.errors import CorruptDataError
 from rollbridge.model import paths
 from rollbridge.model.buffer import BufferFold
-from rollbridge.model.changes import CommittingTransactions, EpochTransition, StreamChange
+from rollbridge.model.changes import EpochTransition
 from rollbridge.model.ended import ended_key
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, Partition
@@ -39,7 +39,7 @@ from rollbridge_coordinator.procedures.rolling import resume_roll
 from rollbridge_coordinator.procedures.scale import finish_scale
 from rollbridge_coordinator.procedures.sessions import load_sessions
 from rollbridge_coordinator.procedures.snapshots import drop_aborted, in_batches, load_segments
-from rollbridge_coordinator.procedures.suspended import halt, load_suspended, put_aside, take_up
+from rollbridge_coordinator.procedures.suspended import halt, load_suspended, put_aside, read_change, take_up
 from rollbridge_coordinator.procedures.unled import end_lost, ensure_slots, load_streams, show_unled
 from rollbridge_coordinator.state.effects import (
     CreateTopics,
@@ -296,7 +296,7 @@ def take_over(
     yield from confirm_leadership()
     yield from _read_logs(group, terminated, replication_factor, tail)
     if raw is not None:
-        yield from _finish(group, paths.scaling(name), EpochTransition.from_json(raw))
+        yield from _finish(group, paths.scaling(name), raw)
     ends = yield from EndOffsets(sorted(group.partitions()))
     return group, dict(ends)
 
@@ -311,7 +311,7 @@ def finish_pending(group: GroupState) -> Steps[None]:
     raw = yield from read_node(paths.committing(group.name))
     yield from confirm_leadership()
     if raw is not None:
-        yield from _finish(group, paths.committing(group.name), CommittingTransactions.from_json(raw))
+        yield from _finish(group, paths.committing(group.name), raw)
     waiting = yield from end_lost(group, group.times.stamp((yield from Now())))
     yield from show_unled(group)
     for name, stream in group.streams.items():
@@ -325,8 +325,11 @@ def finish_pending(group: GroupState) -> Steps[None]:
     yield from open_journal(group)
 
 
-def _finish(group: GroupState, node: str, work: StreamChange) -> Steps[None]:
+def _finish(group: GroupState, node: str, raw: bytes) -> Steps[None]:
     """Finish a change that an earlier leader had begun; one that cannot be finished now is suspended."""
+    work = yield from read_change(group, node, raw)
+    if work is None:
+        return
     if not group.unled.keys().isdisjoint(work.streams):
         take_up(group, (yield from put_aside(group, node, work)), work)
         return
