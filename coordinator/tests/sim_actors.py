@@ -609,6 +609,9 @@ class Leader:
                 self.world.execute_partly(self.effect, self.epoch, share)
         except (Blocked, Fenced, fx.EffectRefusedError):
             return
+        except Gone:
+            if self.epoch == self.world.controller_epoch:
+                raise  # else a newer leader has truncated what this one was about to merge
 
     def place(self) -> str:
         """Which procedure, and which of its effects, comes next: where a crash now falls."""
