@@ -633,8 +633,8 @@ class Leader:
             if log is None:
                 assert self.epoch < self.world.controller_epoch, f"{topic} is gone, and its leader reads on"
                 raise Gone  # a newer leader has deleted the stream
-            if start < log.start:
-                raise Gone
+            if start < log.start or (self.world.lost_buffers and start > len(log.entries)):
+                raise Gone  # out of range: truncated by a newer leader, or made anew by somebody else
             if topic in self.world.unread or rng.random() < 0.25:
                 continue  # what stands there is fetched later than what it does next
             entries = log.entries[start : start + rng.randint(0, 12)]

@@ -837,7 +837,8 @@ class Coverage:
 
 @pytest.mark.long
 def test_the_runs_cover_what_they_are_for() -> None:
-    coverage = covered([*range(1_000, 1_034), 1_036, 1_039, 1_041, 1_042, 1_044])
+    seeds = [*range(1_000, 1_034), 1_036, 1_039, 1_041, 1_042, 1_044, 1_035, 1_037, 1_038, 1_040, 1_043]
+    coverage = covered([*seeds, *range(1_045, 1_050)])
     assert not coverage.missing(), coverage.counts
 
 

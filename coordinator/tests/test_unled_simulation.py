@@ -70,6 +70,8 @@ class Run(LedWorld):
         self.garbage: dict[str, bytes] = {}
         self.unseen_until_ms = 0
         self.faults: set[str] = set()
+        self.recorded: set[TransactionId] = set()
+        """Transactions of which ZooKeeper has had a record."""
         for name in STREAMS:
             body = AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(name), segments=2, created_ms=0)
             self.world.request(GROUP, body.to_json())
@@ -112,8 +114,13 @@ class Run(LedWorld):
         except (fx.EffectRefusedError, StaleStateError, CorruptDataError, Fenced, Gone):
             self.terms_ended += 1
             self.take_over()
+        self.recorded.update(TransactionId.parse(path.rpartition("/")[2]) for path in self._records())
         if self.leader.group is not None:
             self.faults.update(fault.code for _, fault in self.leader.group.faults.items())
+
+    def _records(self) -> list[str]:
+        parent = paths.transactions(GROUP)
+        return [path for path in self.world.nodes if path.startswith(parent) and path.count("/") > DEPTH]
 
     def die(self) -> None:
         """The leader dies, perhaps in the middle of an effect, and has a successor."""
@@ -215,12 +222,10 @@ class Run(LedWorld):
         if self.clock_ms % 1_000 >= self.step_ms:
             return False
         known = self.outcomes()
-        parent = paths.transactions(GROUP)
-        recorded = [path for path in self.world.nodes if path.startswith(parent) and path.count("/") > DEPTH]
         raw = self.world.nodes.get(paths.stream_fault(LOST))
         return (
             all(item.id in known for item in self.attempts if not item.is_harmed)
-            and not recorded
+            and not self._records()
             and raw is not None
             and StreamFault.from_json(raw).code == BUFFER_LOST
             and paths.stream_fault(HEALED) not in self.world.nodes
@@ -240,9 +245,8 @@ class Run(LedWorld):
             if not attempt.is_harmed:
                 assert committed, f"{attempt.id} of {list(map(str, attempt.epochs))} is lost: {records}"
         assert all(path in self.world.nodes for path in map(paths.stream, STREAMS))
-        begun = {record.transaction for _, record in self.world.topics[GROUP.commit_log_topic].visible()}
         for attempt in self.attempts:
-            assert attempt.id not in begun or attempt.id in known, (
+            assert attempt.id not in self.recorded or attempt.id in known, (
                 f"nothing is said of {attempt.id}, which was recorded"
             )
 
