@@ -108,7 +108,7 @@ def test_a_commit_that_names_a_stream_deleted_in_that_moment_is_aborted() -> Non
     scene.until(lambda: scene.outcome(transaction) is not None)
     outcome = scene.outcome(transaction)
     assert outcome is not None
-    assert (outcome.kind, "was deleted" in outcome.reason) == (ControlKind.ABORT, True), outcome
+    assert (outcome.kind, "is being deleted" in outcome.reason) == (ControlKind.ABORT, True), outcome
     scene.until(lambda: paths.stream(OTHER) not in scene.world.nodes)
     later = scene.begin(ORDERS)
     scene.commit(ORDERS, later)

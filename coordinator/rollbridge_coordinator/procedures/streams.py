@@ -368,7 +368,7 @@ def _is_read(group: GroupState, doomed: streams.Doomed, stream: LedStream, now_m
     busy = [item for item in group.fold.open.values() if own in item.all_streams()]
     for transaction in [item for item in busy if item.state is not State.ABORTING]:
         yield from take_out(group, transaction)
-        group.fold.refuse(transaction.id, f"stream {own} was deleted", now_ms)
+        group.fold.refuse(transaction.id, f"stream {own} is being deleted", now_ms)
     if not busy:
         _drop(group, own, stream)
     return True

@@ -268,7 +268,7 @@ def _shape_fault(group: GroupState, transaction: BufferedTransaction) -> str | N
         if stream is None:
             return f"stream {name} does not exist in group {group.name}"
         if name in group.doomed:
-            return f"stream {name} was deleted"
+            return f"stream {name} is being deleted"
         epoch = transaction.begin.streams[name]
         history = stream.history
         if 0 <= epoch < history.born:
