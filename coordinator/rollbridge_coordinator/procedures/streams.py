@@ -5,11 +5,10 @@ A stream that is created under the name of a deleted one continues above the num
 
 A deletion is marked first, and then carried out in bounded steps, while everything else goes on: a ZooKeeper multi
 holds 1 MiB, and a stream may have tens of thousands of epochs. The mark takes the request and keeps its name, so the
-answer says what was done whichever leader finishes. Clients may not have seen the mark, so the buffer is closed then,
-and read to its end: what was begun there meanwhile ends as aborted. From then on the stream no longer belongs to the
-group. The numbers it has used are written down. Then its parts go in an order in which what remains shows what is left
-to do: the buffer; from the newest epoch to the oldest, the topics of the segments that began in it, and its node; with
-the oldest epoch everything else in ZooKeeper, and the answers.
+answer says what was done whichever leader finishes. From then on the stream no longer belongs to the group. The numbers
+it has used are written down first. Then its parts go in an order in which what remains shows what is left to do: the
+buffer; from the newest epoch to the oldest, the topics of the segments that began in it, and its node; with the oldest
+epoch everything else in ZooKeeper, and the answers.
 
 Epochs of which nothing is left are dropped from ZooKeeper, the oldest first. Their nodes and what is kept of them
 change in one multi, so a reader of the history finds the epochs or what they left. Scales and rolling commits name
@@ -56,7 +55,6 @@ from rollbridge.model.records import (
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind, refusing
 from rollbridge.model.topic_names import TopicNames
-from rollbridge.model.transaction import State
 from rollbridge.model.truncation import first_needed, step_towards, without_epochs
 from rollbridge_coordinator.procedures.adoption import (
     adopted_stream,
@@ -71,7 +69,7 @@ from rollbridge_coordinator.procedures.journal import note_deletion
 from rollbridge_coordinator.procedures.preparing import give_up_stream
 from rollbridge_coordinator.procedures.retention import load_stream, save
 from rollbridge_coordinator.procedures.snapshots import clear_snapshots
-from rollbridge_coordinator.procedures.suspended import take_out, without_stream
+from rollbridge_coordinator.procedures.suspended import without_stream
 from rollbridge_coordinator.procedures.unled import end_of_stream, mended_nodes
 from rollbridge_coordinator.state import streams
 from rollbridge_coordinator.state.effects import (
@@ -81,7 +79,6 @@ from rollbridge_coordinator.state.effects import (
     EndOffsets,
     EnsureNodes,
     ReadNodes,
-    Seal,
     Steps,
     TopicIds,
     Write,
@@ -276,7 +273,11 @@ def delete_stream(group: GroupState, name: str, stream: LedStream, now_ms: int) 
             "commit or abort them first; nothing was deleted"
         )
     if (yield from _doom(group, name, stream.config, (), now_ms)):
-        stream.config = group.doomed[own].config
+        for partition in stream.partitions():
+            group.fold.positions.pop(partition, None)
+            group.housekeeping.starts.pop(partition, None)
+        group.snapshots.forget(stream.partitions())
+        del group.streams[own]
         group.faults.forget(own)
 
 
@@ -345,42 +346,8 @@ def delete_further(group: GroupState, now_ms: int) -> Steps[bool]:
                 yield from _answer_refused(group, doomed, refused, now_ms)
             except CorruptDataError as fault:
                 logger.warning("%s: stream %s cannot be deleted now: %s", group.name, doomed.config.name, fault)
-            own = str(doomed.config.name)
-            is_next = own in group.doomed and own not in group.streams  # of others, frames are to be folded first
-            left = left or (doomed.work not in group.housekeeping.done_ms and is_next)
+            left = left or (doomed.work not in group.housekeeping.done_ms and str(doomed.config.name) in group.doomed)
     return left
-
-
-def _is_read(group: GroupState, doomed: streams.Doomed, stream: LedStream, now_ms: int) -> Steps[bool]:
-    """Close the buffer of a stream, fold it, and abort what is open there; return False if the close has to wait.
-
-    Clients may have begun transactions on the stream, or joined it, until the buffer was closed. Once all have an
-    outcome the stream is none of the group's any more.
-    """
-    own = str(doomed.config.name)
-    if doomed.ends is None:
-        ends = yield from Seal(list(doomed.partitions()))
-        if len(ends) < doomed.config.buffer_partitions:
-            return False
-        doomed.ends = ends
-    if not group.is_folded(doomed.ends):
-        return True
-    busy = [item for item in group.fold.open.values() if own in item.all_streams()]
-    for transaction in [item for item in busy if item.state is not State.ABORTING]:
-        yield from take_out(group, transaction)
-        group.fold.refuse(transaction.id, f"stream {own} is being deleted", now_ms)
-    if not busy:
-        _drop(group, own, stream)
-    return True
-
-
-def _drop(group: GroupState, own: str, stream: LedStream) -> None:
-    for partition in stream.partitions():
-        group.fold.positions.pop(partition, None)
-        group.housekeeping.starts.pop(partition, None)
-    group.snapshots.forget(stream.partitions())
-    del group.streams[own]
-    group.faults.forget(own)
 
 
 def _answer_refused(group: GroupState, doomed: streams.Doomed, refused: EffectRefusedError, now_ms: int) -> Steps[None]:
@@ -428,9 +395,6 @@ def _mark(
 def _step(group: GroupState, doomed: streams.Doomed, now_ms: int) -> Steps[bool]:
     """Delete the next part of a stream; return False if Kafka does not do it now."""
     name = doomed.config.name
-    led = group.streams.get(str(name))
-    if led is not None:
-        return (yield from _is_read(group, doomed, led, now_ms))
     if not doomed.has_begun:
         # An earlier leader may have removed the newest epochs; the rest is a valid history, too.
         stream = yield from load_stream(doomed.config)

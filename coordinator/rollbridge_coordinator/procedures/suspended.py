@@ -519,7 +519,7 @@ def plan_reopening(
     planned: dict[str, EpochTransition] = {}
     for name in streams:
         stream = group.streams.get(name)
-        if stream is None or name in group.doomed or group.is_half_done(name, but=ending) or stream.is_on_topic:
+        if stream is None or group.is_half_done(name, but=ending) or stream.is_on_topic:
             continue  # an adopted topic that its owner has closed is the owner's to open
         places = stream.places_of(stream.history.active.segments)
         closed = yield from find_closed(list(places.values()))

@@ -62,7 +62,6 @@ from rollbridge_coordinator.state.effects import (
     Now,
     ReadNodes,
     Steps,
-    TopicIds,
     TopicLook,
     read_children,
 )
@@ -95,9 +94,6 @@ def load_streams(group: GroupState, unreadable: Mapping[str, str]) -> Steps[None
         found = yield from _load(group, name, values[paths.stream(name)], now_ms)
         if isinstance(found, Doomed):
             group.doomed[own] = found
-            left = yield from _left_of(found)
-            if left is not None:
-                group.streams[own] = left
         elif isinstance(found, LedStream):
             group.streams[own] = found
             if before is not None:
@@ -108,9 +104,6 @@ def load_streams(group: GroupState, unreadable: Mapping[str, str]) -> Steps[None
     for own, stream in list(group.streams.items()):
         topic, before = stream.config.buffer_topic, group.faults.get(own)
         fault, is_watched = buffer_fault(stream.config, looks[topic], now_ms), True
-        if own in group.doomed and (fault is not None or topic in unreadable):
-            del group.streams[own]
-            continue
         if fault is None and topic in unreadable:
             why = f"its transaction buffer, topic {topic}, cannot be read; the next leader tries: {unreadable[topic]}"
             fault, is_watched = StreamFault(why[:FAULT_CHARACTERS_MAX], BUFFER_UNREADABLE, topic, now_ms), False
@@ -118,16 +111,6 @@ def load_streams(group: GroupState, unreadable: Mapping[str, str]) -> Steps[None
             del group.streams[own]
             is_lost = fault.code == BUFFER_LOST and bool(looks[topic].topic_id)  # another topic has its name
             _exclude(group, Unled(stream.config, is_lost, is_watched), fault, before)
-
-
-def _left_of(doomed: Doomed) -> Steps[LedStream | None]:
-    """Return a stream that is being deleted, and whose buffer is still to be read; None if that is gone, or damaged."""
-    config = doomed.config
-    try:
-        there = yield from TopicIds([config.buffer_topic])
-        return (yield from load_stream(config)) if there.get(config.buffer_topic) == config.buffer_topic_id else None
-    except (CorruptDataError, EffectRefusedError):
-        return None
 
 
 def ensure_slots(group: GroupState) -> Steps[None]:

@@ -296,7 +296,7 @@ class GroupState:
         fold: State of its transaction buffers.
         streams: Its streams by ``scope/stream``.
         unled: Those that cannot be read, which are none of its streams for now.
-        doomed: Those that are being deleted; they are among its streams until their buffers have been read.
+        doomed: Those that are being deleted, which are none of its streams any more.
         barriers: For a transaction that waits for the end of buffers: the offsets that must be folded first.
         recorded: Open transactions that have a ZooKeeper record.
         unrecorded: Open transactions that are to get both, and of which that was refused.

@@ -267,8 +267,6 @@ def _shape_fault(group: GroupState, transaction: BufferedTransaction) -> str | N
         stream = group.streams.get(name)
         if stream is None:
             return f"stream {name} does not exist in group {group.name}"
-        if name in group.doomed:
-            return f"stream {name} is being deleted"
         epoch = transaction.begin.streams[name]
         history = stream.history
         if 0 <= epoch < history.born:

@@ -77,8 +77,6 @@ class Doomed:
     """A stream that is being deleted."""
 
     config: StreamConfig
-    ends: Mapping[Partition, int] | None = None
-    """Where its buffer ends; None until this leader has closed that."""
     has_begun: bool = False
     """Whether this leader has seen to it that its buffer is gone."""
 
