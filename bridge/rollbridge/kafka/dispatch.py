@@ -42,9 +42,12 @@ from rollbridge.kafka.produce import (
     request_start,
 )
 from rollbridge.kafka.queues import P, PartitionQueue
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.names import Partition
 
 logger = logging.getLogger(__name__)
+_retries = limited(logger.getChild("retries"))
+"""For what is tried again many times a second."""
 
 BACKOFF_FIRST_S: Final = 0.005
 BACKOFF_MAX_S: Final = 0.5
@@ -289,7 +292,7 @@ class Dispatcher(Generic[P]):
             self._owner.changed(queue)
 
     def _missing(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
-        logger.info("the leader of %s is not known: %s", queue.topic, codes.name(code))
+        _retries.info("the leader of %s is not known: %s", queue.topic, codes.name(code))
         batch = next(iter(queue.held()), None)
         if codes.meaning(codes.PRODUCE, code) is Meaning.DENIED and batch is not None:
             self._owner.denied(queue, batch, code)
@@ -459,7 +462,7 @@ class Dispatcher(Generic[P]):
         code = answer.error_code
         meaning = codes.meaning(codes.PRODUCE, code)
         if meaning is not Meaning.DONE:
-            logger.info("topic %s: a batch met %s", queue.topic, codes.name(code))
+            _retries.info("topic %s: a batch met %s", queue.topic, codes.name(code))
         match meaning:
             case Meaning.DONE if answer.base_offset >= 0:
                 self._backoff.reset()
