@@ -26,7 +26,7 @@ from rollbridge.model.ids import counter_of, shared_count
 from rollbridge.model.journal import GroupEvidence, RepairStep, plan, split
 from rollbridge.model.late import LateNotes
 from rollbridge.model.records import ControllerEpoch, Group
-from rollbridge_coordinator.procedures import counters, late, takeover
+from rollbridge_coordinator.procedures import counters, takeover
 from rollbridge_coordinator.state.effects import Steps
 
 UNCOMPARED = (
@@ -289,16 +289,6 @@ def believe_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "_is_newer", lambda _, path, value, nodes: nodes[path] != value)
 
 
-def blame_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Late records are refused for good where what was to take them is closed."""
-
-    def nothing(*_: object, **__: object) -> Steps[bool]:
-        yield from ()
-        return False
-
-    monkeypatch.setattr(late, "_is_any_closed", nothing)
-
-
 def go_on_regardless(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leaders whose session outlives the backup go on."""
 
@@ -328,7 +318,6 @@ DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, Callable[[
     "overlooks-counters": (overlook_counters, without()),
     "overlooks-late": (overlook_late_records, without()),
     "believes-journal": (believe_the_journal, without()),
-    "blames-record": (blame_the_record, without()),
     "old-number": (None, without("numbered anew")),
     "low-epoch": (None, without("raise the controller epoch")),
     "lost-streams": (None, without("restore stream")),
@@ -340,7 +329,6 @@ FOUND_FIRST = {
     "overlooks-counters": 113,
     "overlooks-late": 0,
     "believes-journal": 119,
-    "blames-record": 113,
 }
 """The runs that noticed rare defects when this was written; they are tried first."""
 RARER = ("low-epoch", "lost-streams", "done-again")
