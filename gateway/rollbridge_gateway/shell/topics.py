@@ -143,6 +143,7 @@ class Topics:
             configs = []  # the first coordinator is still to come
         except RollbridgeError as fault:
             self._fault, self._failed_s = fault, time.monotonic()
+            logger.warning("streams cannot be listed now, who asks for topics waits: %s", fault)
             raise
         self._fault = None
         self._configs = configs
