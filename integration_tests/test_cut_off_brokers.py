@@ -64,9 +64,8 @@ def commits(client: rollbridge.Bridge, stream: str, value: bytes) -> bool:
     ("cut_from", "victim"),
     [
         ("brokers", 1),  # whom all ask first
-        ("brokers", 2),
-        ("all", 1),
-        *(pytest.param(*item, marks=pytest.mark.long) for item in (("brokers", 3), ("all", 2), ("all", 3))),
+        *(pytest.param(*item, marks=pytest.mark.long) for item in itertools.product(["brokers", "all"], NODES[1:])),
+        pytest.param("all", 1, marks=pytest.mark.long),
     ],
 )
 def test_a_group_goes_on_while_a_broker_is_cut_off(
