@@ -121,7 +121,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_large_commit_waits_for_native_transactions_on_a_stream_of_others() -> None:
     done = Counter[str]()
-    for seed in range(4):
+    for seed in range(8):
         run = LargeRun(seed)
         broken = run.go()
         assert not broken, f"seed {seed}: {broken[:5]}"
