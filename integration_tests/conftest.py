@@ -149,7 +149,9 @@ def cluster() -> Iterator[AnyCluster]:
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One Spark, and so one JVM, for the whole run; it finds the formats ``rollbridge`` by itself."""
+    before = children()
     with spark_session(tmp_path_factory.mktemp("spark")) as session:
+        share([command for pid, command in children().items() if pid not in before])  # some ask for it in their midst
         yield session
 
 
