@@ -92,7 +92,7 @@ def test_an_id_is_handed_over_with_what_is_on_record(member: Make) -> None:
 
 
 def test_what_stands_still_is_taken_and_it_knows(member: Make) -> None:
-    still, other = member("still", sure_s=0.5), member("other", sure_s=0.5)
+    still, other = member("still", sure_s=2.0), member("other", sure_s=2.0)
     still.register.hold(ID)
     still.register.write(ID, ENTRY)
     other.go_on()
