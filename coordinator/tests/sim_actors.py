@@ -640,7 +640,7 @@ class Leader:
             entries = log.entries[start : start + rng.randint(0, 12)]
             for offset, entry in enumerate(entries, start):
                 self.group.fold.now_ms = self.world.clock_ms
-                self.group.fold.fold(stream, (topic, number), offset, entry.appended_ms, *(entry.item or (None, None)))
+                self.group.fold.fold(stream, (topic, number), offset, entry.appended_ms, *entry.item)
 
 
 def reserve(world: World, group: GroupName, count: int) -> range | None:

@@ -94,7 +94,7 @@ def _undecided(world: World, group: GroupName, refused: Container[bytes]) -> Ite
         if not name.endswith(".transaction-buffer"):
             continue
         for entry in log.entries[log.start :]:
-            header = None if entry.item is None else unpack_header(entry.item[0])
+            header = unpack_header(entry.item[0])
             if header is None or header.kind is not FrameKind.BEGIN:
                 continue
             if header.transaction not in terminated and header.transaction not in refused:

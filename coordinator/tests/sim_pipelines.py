@@ -146,7 +146,7 @@ class PipeliningClient(Client):
             for name, log in self.world.topics.items()
             if ".transaction-buffer" in name
             for entry in log.entries
-            if entry.item is not None and (known := unpack_header(entry.item[0])) is not None
+            if (known := unpack_header(entry.item[0])) is not None
         }
         self.attempts = [item for item in self.attempts if item.id not in gone or item.id.bytes in begun]
 

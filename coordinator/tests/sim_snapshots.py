@@ -74,7 +74,7 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
             return found  # it was deleted while it was taken over, and nothing is left to replay
         assert log is not None
         for offset, entry in enumerate(log.entries[log.start : end], log.start):
-            whole.fold(stream, (topic, number), offset, entry.appended_ms, *(entry.item or (None, None)))
+            whole.fold(stream, (topic, number), offset, entry.appended_ms, *entry.item)
     for transaction in whole.open.keys() | group.fold.open.keys():
         expected, actual = whole.open.get(transaction), group.fold.open.get(transaction)
         if (expected is None or actual is None) and not group.counter.is_given(transaction):

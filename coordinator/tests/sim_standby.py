@@ -102,7 +102,7 @@ class Standby:
                 return
             for offset, entry in enumerate(log.entries[start : start + rng.randint(0, 150)], start):
                 stream = str(StreamName.parse(topic.removesuffix(".transaction-buffer").replace(".", "/")))
-                self.tail.fold.fold(stream, (topic, number), offset, entry.appended_ms, *(entry.item or (None, None)))
+                self.tail.fold.fold(stream, (topic, number), offset, entry.appended_ms, *entry.item)
 
     def _read_log(self, rng: random.Random) -> None:
         if self.tail is None:

@@ -78,7 +78,7 @@ def check_buffer(world: World, group: GroupName, topic: str, before: int) -> Non
     terminated = world.summary(group.commit_log_topic).terminated
     log = world.topics[topic]
     for entry in log.entries[log.start : before]:
-        header = None if entry.item is None else unpack_header(entry.item[0])
+        header = unpack_header(entry.item[0])
         assert header is not None
         assert header.transaction in terminated, f"{topic} is truncated to {before}, above frames that are needed"
 

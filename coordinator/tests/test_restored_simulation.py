@@ -234,7 +234,7 @@ class RestoredRun(Run):
             for number in range(BUFFER_PARTITIONS[stream]):
                 log = self.world.topics[shard(stream.buffer_topic(), number)]
                 for entry in log.entries[log.start :]:
-                    header = None if entry.item is None else unpack_header(entry.item[0])
+                    header = unpack_header(entry.item[0])
                     if header is not None:
                         yield header, entry.item[1]
 
