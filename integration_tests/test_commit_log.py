@@ -210,6 +210,7 @@ def test_a_new_leader_without_the_list_reads_it_from_the_log(
     producer.produce(snapshot_indexes_topic(scope), key=ended_key(GroupName(scope)), value=b"\x01nonsense")
     assert producer.flush(PATIENCE_S) == 0
     site.start_coordinator()
+    client.admin.update_group(scope, default=True)  # what comes now is to be there when it is looked at
     say_again(site.cluster, ledger, old[0])
     fresh = commit(client, ledger, 3)
     still_open.commit()

@@ -60,6 +60,25 @@ def test_a_dropped_connection_leaves_nothing(
     assert "dropped without being closed" in caplog.text
 
 
+def test_a_connection_that_is_dropped_with_a_transaction_open_goes_once_that_has_ended(
+    site: Site, client: rollbridge.Bridge, orders: str
+) -> None:
+    use(client, orders)
+    with site.connect("warm") as warm:
+        use(warm, orders)
+    eventually(lambda: gc.collect() == 0, "there is no garbage")
+    before = held()
+    dropped = site.connect("dropped")
+    txn = dropped.begin(orders)
+    txn.write(orders, key=b"k", value=b"v")
+    txn.flush()
+    name = txn.id
+    eventually(lambda: any(item.id == name for item in client.admin.transactions()), "it is on record")
+    del dropped, txn
+    client.admin.abort_transaction(name)
+    eventually(gone(before), "its threads and descriptors are gone")
+
+
 def test_what_a_connection_has_made_keeps_it(site: Site, orders: str) -> None:
     writer, cas = site.connect("a").writer(orders), site.connect("b").cas_writer(orders)
     txn, admin = site.connect("c").begin(orders), site.connect("d").admin
@@ -69,6 +88,24 @@ def test_what_a_connection_has_made_keeps_it(site: Site, orders: str) -> None:
     txn.write(orders, key=b"k", value=b"v")
     assert txn.commit(timeout=PATIENCE_S).records == 1
     assert admin.describe(orders).partitions
+
+
+def test_who_administers_by_a_closed_connection_is_told_so(site: Site, orders: str) -> None:
+    """And not that ZooKeeper does not answer, which would be worth another try."""
+    b = site.connect("closed")
+    admin = b.admin
+    b.close()
+    calls: list[Callable[[], object]] = [
+        admin.list_streams,
+        admin.transactions,
+        lambda: admin.describe(orders),
+        lambda: admin.history(orders),
+        lambda: admin.create_stream(orders, exist_ok=True),
+        lambda: admin.adopt_topic("orders"),
+    ]
+    for call in calls:
+        with pytest.raises(InvalidRequestError, match="this connection is closed; connect again"):
+            call()
 
 
 def test_a_dropped_consumer_leaves_nothing(

@@ -26,7 +26,7 @@ from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S
 from rollbridge.doctor.checks import orphans
 from rollbridge.doctor.facts import gather
-from rollbridge.errors import RollbridgeError
+from rollbridge.errors import ConflictError, RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName
@@ -226,6 +226,48 @@ def test_a_leader_that_stood_still_before_it_closed_an_adopted_topic_opens_it_ag
                 "a plain record",
                 *(f"second-{number}" for number in range(3)),
             ]
+
+
+def test_a_topic_that_is_created_again_right_before_it_is_closed_is_open(
+    scene: Scene, unique_name: Callable[[str], str]
+) -> None:
+    """What is closed is found by its name, and may be another topic than the leader has looked at just before."""
+    topic = unique_name("shop.orders")
+    kafka = AdminClient({"bootstrap.servers": scene.cluster.bootstrap_servers})
+    admin = TopicAdmin(scene.cluster.bootstrap_servers)
+    kafka.create_topics([NewTopic(topic, 2, 1, config=SETTINGS)])[topic].result(60)
+    with (
+        scene.b,
+        coordinator(
+            scene.cluster,
+            scene.root,
+            "first",
+            scene.logs,
+            arguments=["--session-timeout=30"],
+            STOP_AT="scale/Seal:fenced",
+        ) as first,
+    ):
+        scene.b.admin.adopt_topic(topic, stream=scene.stream, partitioner="murmur2")
+        refused: list[RollbridgeError] = []
+
+        def leave() -> None:
+            try:
+                scene.b.admin.scale(scene.stream, seal=[0], ranges=[(0.0, 0.5)], leave_topic=True)
+            except RollbridgeError as fault:
+                refused.append(fault)
+
+        asking = threading.Thread(target=leave)
+        asking.start()
+        until(lambda: is_stopped(first))
+        kafka.delete_topics([topic])[topic].result(60)
+        until(lambda: topic not in admin.list_topics())
+        kafka.create_topics([NewTopic(topic, 2, 1, config=SETTINGS)])[topic].result(60)
+        os.kill(first.pid, signal.SIGCONT)
+        asking.join(60)
+        assert isinstance(refused[0], ConflictError)
+        described = admin.describe([topic])[topic]
+        assert {name: described.config[name] for name in described.own} == SETTINGS
+        produce(scene.cluster.bootstrap_servers, topic, [b"a plain record"])
 
 
 @pytest.mark.long

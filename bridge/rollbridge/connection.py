@@ -284,7 +284,7 @@ class Bridge(BaseClient):
             sample=partial(sample_topic, settings),
             client_name=settings.client_name,
             timeout_s=options.admin_timeout_s,
-            owner=self,
+            check_open=self._check_open,
         )
         self._stuck: set[bytes] = set()
         hold(self, "_session", "_sender", "_outcomes", "_counters", "_planner", "_cas_channels", "_engines", "_clients")

@@ -507,6 +507,7 @@ def test_spark_s_columns_say_the_same_from_any_start(log: Log, data: st.DataObje
 
 def test_a_run_may_reach_the_largest_number() -> None:
     last = (1 << 63) - 1
+    assert list(unpack_run(pack_record_header(T, last)).sequences()) == [last]
     for steps in (b"\1", b"\2"):
         begin = last - steps[0]
         assert list(unpack_run(pack_run(T.bytes, begin, 2, steps)).sequences()) == [begin, last]
@@ -517,6 +518,7 @@ HOSTILE: dict[str, list[tuple[str, bytes | None]]] = {
     "null": [(RECORD_HEADER, None)],
     "too short": [(RECORD_HEADER, bytes(HEADER_VALUE_BYTES - 1))],
     "no id": [(RECORD_HEADER, b"\xff" * HEADER_VALUE_BYTES)],
+    "no id, and a number": [(RECORD_HEADER, b"\xff" * 16 + (7).to_bytes(8, "big"))],
     "2^63": [(RECORD_HEADER, pack_record_header(T, 1 << 63))],
     "2^64 - 1": [(RECORD_HEADER, pack_record_header(T, (1 << 64) - 1))],
     "a run from 2^63 on": [(RECORD_HEADER, pack_record_header(T, 1 << 63) + b"\1\3")],

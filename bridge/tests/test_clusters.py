@@ -175,6 +175,14 @@ def test_an_older_view_is_not_believed(views: dict[int, View]) -> None:
     assert cluster.leader("t", 0) == 2, "of the next broker"
 
 
+def test_a_leader_without_an_address_is_looked_up_elsewhere(views: dict[int, View]) -> None:
+    cluster = Cluster(SERVERS)
+    views[1] = View(4, 1)
+    with pytest.raises(CodeError, match="LEADER_NOT_AVAILABLE"):
+        cluster.leader("t", 0)
+    assert cluster.leader("t", 0) == 1, "of the next broker"
+
+
 def test_of_a_topic_that_was_made_again_everything_is_new(views: dict[int, View]) -> None:
     cluster = Cluster(SERVERS)
     for view in views.values():

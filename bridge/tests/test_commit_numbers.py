@@ -6,7 +6,7 @@ import itertools
 from dataclasses import dataclass, field
 
 from rollbridge.client.futures import Completion
-from rollbridge.client.identity import TELL_AGAIN_S, CommitNumbers, CommitsInFlight
+from rollbridge.client.identity import DOUBT_EVERY_S, TELL_AGAIN_S, TELL_EVERY_S, CommitNumbers, CommitsInFlight
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.names import GroupName
 
@@ -20,6 +20,7 @@ class Pending:
     completion: Completion = field(default_factory=lambda: Completion(bytes(16)))
     told: list[CommitOrder] = field(default_factory=list)
     stranded: bool = False
+    doubts: int = 0
 
     def ask_again(self, order: CommitOrder) -> bool:
         self.told.append(order)
@@ -27,6 +28,13 @@ class Pending:
 
     def is_stranded(self) -> bool:
         return self.stranded
+
+    def doubt(self) -> None:
+        self.doubts += 1
+
+    def abort_again(self) -> None:
+        self.completion.is_missing = False
+        self.doubts += 100
 
 
 def clients(count: int, in_flight: CommitsInFlight) -> list[CommitNumbers]:
@@ -73,7 +81,34 @@ def test_only_lines_with_something_in_flight_are_looked_at() -> None:
     asked.asked_s -= TELL_AGAIN_S + 1
     in_flight.look()
     assert [item.behind for item in second.told] == [0], "nothing before it is left to wait for"
+    in_flight.look()
+    assert len(second.told) == 1
+    asked.told_s -= TELL_EVERY_S + 1
+    in_flight.look()
+    assert len(second.told) == 2, "somebody may have emptied the buffer"
+    assert second.doubts == 0
+    asked.doubted_s -= DOUBT_EVERY_S + 1
+    in_flight.look()
+    in_flight.look()
+    assert second.doubts == 1, "somebody may have emptied the commit log"
     second.completion.give_up("over")
+    in_flight.look()
+    assert len(in_flight) == 0
+
+
+def test_of_an_end_that_its_leader_does_not_know_it_is_told_again() -> None:
+    in_flight = CommitsInFlight()
+    [client] = clients(1, in_flight)
+    commit, abort = Pending(), Pending()
+    client.of(GROUP, 1).ask(commit).asked_s -= TELL_AGAIN_S + 1
+    client.abort(abort)
+    in_flight.look()
+    assert (commit.told, abort.doubts) == ([], 0)
+    commit.completion.is_missing = abort.completion.is_missing = True
+    in_flight.look()
+    assert (len(commit.told), abort.doubts) == (1, 100)
+    for pending in (commit, abort):
+        pending.completion.give_up("over")
     in_flight.look()
     assert len(in_flight) == 0
 

@@ -54,12 +54,19 @@ def test_numbers_are_known_by_a_floor_and_of_some_deletions_nothing_is_known() -
 def test_settings_that_were_changed_since_the_backup_are_missed() -> None:
     longer = replace(CONFIG, retention=Retention(ms=30 * 86_400_000), revision=1)
     assert faults({PATH: longer.to_json()}, {PATH: CONFIG.to_json()}) == [
-        f"the settings of stream {NAME} were changed, or it was created again"
+        f"the settings of stream {NAME} were changed, or segments prepared, or it was created again"
     ]
     assert faults({PATH: CONFIG.to_json()}, {PATH: longer.to_json()}) == [], "the journal follows, and may be behind"
     again = replace(CONFIG, first_epoch=4)
     assert faults({PATH: again.to_json()}, {PATH: replace(longer, revision=9).to_json()}) != []
     assert faults({PATH: replace(longer, revision=9).to_json()}, {PATH: again.to_json()}) == []
+
+
+def test_segments_that_were_prepared_since_the_backup_are_missed_and_no_number_is_given_out_again() -> None:
+    counted = replace(CONFIG, prepared=3)
+    assert faults({PATH: counted.to_json()}, {PATH: CONFIG.to_json()}) != []
+    assert faults({PATH: CONFIG.to_json()}, {PATH: counted.to_json()}) == [], "the journal follows, and may be behind"
+    assert faults({PATH: counted.to_json()}, {PATH: replace(CONFIG, revision=1).to_json()}) == []
 
 
 def test_late_records_that_were_forwarded_since_the_backup_are_missed() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import http.client
 import re
+import select
 import socket
 import stat
 import threading
@@ -189,11 +190,29 @@ def test_one_address_takes_no_place_of_another(monkeypatch: pytest.MonkeyPatch) 
 def test_an_address_has_so_many_places_and_loses_its_own_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_service, "REQUEST_S", 3600.0)
     with endpoint([]) as serving, ExitStack() as stack:
-        first, *others = silent(stack, serving.port, PER_ADDRESS_MAX + 1)
-        assert first.recv(1) == b"", "it was closed"
-        for connection in others:
+        connections = silent(stack, serving.port, 4 * PER_ADDRESS_MAX)
+        for connection in connections[:-PER_ADDRESS_MAX]:
+            assert connection.recv(1) == b"", "it was closed"
+        for connection in connections[-PER_ADDRESS_MAX:]:
             connection.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
             assert connection.recv(12) == b"HTTP/1.0 200"
+
+
+def test_all_addresses_together_have_so_many_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_service, "REQUEST_S", 3600.0)
+    with endpoint([]) as serving, ExitStack() as stack:
+        open_ones = [
+            connection
+            for number in range(1, 5)
+            for connection in silent(stack, serving.port, PER_ADDRESS_MAX, f"127.0.0.{number}")
+        ]
+
+        def are_open() -> int:
+            closed, _, _ = select.select(open_ones, (), (), 0.1)  # nobody is sent anything
+            open_ones[:] = [connection for connection in open_ones if connection not in closed]
+            return len(open_ones)
+
+        until(lambda: are_open() == CONNECTIONS_MAX)
 
 
 def test_who_does_not_take_his_answer_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,7 +282,8 @@ class Client:
         chance = self.rng.random()
         if chance < 0.75:
             self._write(self.current)
-            if self.lease_ms == LEASE_MS and self.rng.random() < 0.05:  # it asks for its commit at the last moment
+            late = 0.5 if "hasty-expiry" in self.world.faults else 0.05
+            if self.lease_ms == LEASE_MS and self.rng.random() < late:  # it asks for its commit at the last moment
                 self.current.commits_ms = self.current.begun_ms + LEASE_MS - self.rng.randint(0, 200)
         elif chance < 0.93:
             self._ask_for_commit(self.current)
@@ -610,8 +611,8 @@ class Leader:
         except (Blocked, Fenced, fx.EffectRefusedError):
             return
         except Gone:
-            if self.epoch == self.world.controller_epoch:
-                raise  # else a newer leader has truncated what this one was about to merge
+            if self.epoch == self.world.controller_epoch and not self.world.lost_buffers:
+                raise  # else a newer leader, or somebody else, has deleted what this one was about to merge
 
     def place(self) -> str:
         """Which procedure, and which of its effects, comes next: where a crash now falls."""

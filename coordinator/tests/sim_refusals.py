@@ -66,6 +66,8 @@ class Refusals:
         self.full_until_ms = 0
         self.log_until_ms = 0
         self.is_over = False
+        self.forgets_changes = False
+        """Whether ZooKeeper may forget changes that have closed segments."""
         self.rounds = 0
         """Rounds that were refused as a whole."""
         self.counts: Counter[str] = Counter()
@@ -221,6 +223,9 @@ def refused_rightly(attempt: Attempt, outcome: ControlRecord, refusals: Refusals
         return "INVALID_RECORD" not in reason and any(
             reason.startswith(f"expired while stream {name} was in an error state") for name in denied
         )
+    if reason.startswith(f"refused by Kafka: {CLOSED}: it is closed"):
+        # Nobody has it on record that it was closed, and epochs are published before conditions are looked at.
+        return refusals.forgets_changes and bool(attempt.conditions) and bool(denied)
     told = ("its rolling commit is refused", "its conditions cannot be looked at")
     return bool(denied) and (DENIED in reason or LEADERLESS in reason or reason.startswith(told))
 

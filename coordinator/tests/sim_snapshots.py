@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from coordinator.tests.sim_world import World, shard
+from coordinator.tests.sim_world import Entry, World, shard
 from rollbridge.errors import CorruptDataError
 from rollbridge.model.buffer import BufferFold, BufferLimits
 from rollbridge.model.fences import Fences
@@ -62,6 +62,8 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
     Both know the same sessions of clients, ``fences``, when they begin to read.
     """
     found: list[str] = []
+    if group.commit_log not in world.topics:
+        return found  # somebody has deleted it in this moment
     summary = world.summary(group.commit_log)
     limits = BufferLimits(cache_bytes_max=400, cache_bytes_per_transaction_max=200)
     whole = BufferFold(limits, lambda *_: None, summary.terminated)
@@ -96,16 +98,23 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
         )
         ended, first = group.fold.ended, world.topics[group.commit_log].start
         assert ended is not None
-        # Snapshots lack what was truncated when one replaced a damaged one, and what is said again when its frames are
-        # truncated; that it has ended is known all the same, by the time of its begin if that list was damaged, too.
-        entries = world.topics[shard(*partition)].entries
+        # Snapshots lack what was truncated when one replaced a damaged one, and what is said again, or for the first
+        # time, when it has ended and what stood there then is truncated; that it has ended is known all the same, by
+        # the time of its begin if that list was damaged, too.
+        entries, outcomes = world.topics[shard(*partition)].entries, world.topics[group.commit_log].entries
         missing = {
             item
             for item in missing or ()
             if group.counter.is_given(item)
             and not (
                 (item in ended or ended.is_lost(item, entries[whole.late[item].first_offsets[partition]].appended_ms))
-                and (summary.terminated[item] < first or item in world.said_again)
+                and (
+                    summary.terminated[item] < first
+                    or item in world.said_again
+                    or _came_late(
+                        entries[whole.late[item].first_offsets[partition]], outcomes[summary.terminated[item]]
+                    )
+                )
             )
         }
         if missing:
@@ -113,6 +122,11 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
         if known - summary.aborted:
             found.append(f"{len(known - summary.aborted)} transactions of {partition[0]} are no aborted ones")
     return found
+
+
+def _came_late(begin: Entry, outcome: Entry) -> bool:
+    """Whether the first BEGIN frame that is left of a transaction came when it had ended."""
+    return begin.appended_ms > outcome.appended_ms
 
 
 def _places(transaction: BufferedTransaction) -> list[tuple[Partition, int]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from coordinator.tests.sim_actors import Leader
 from coordinator.tests.sim_world import World
@@ -52,3 +52,13 @@ class LedWorld:
                 return
             self.step()
         raise AssertionError(f"not within {steps} steps")
+
+
+def assert_noticed(go: Callable[[int], object], seeds: Iterable[int]) -> None:
+    """Raise AssertionError unless a run of one of the seeds stops; whatever stops it is a finding."""
+    for seed in seeds:
+        try:
+            go(seed)
+        except Exception:
+            return
+    raise AssertionError("nothing was found")

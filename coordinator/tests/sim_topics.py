@@ -4,8 +4,8 @@ Defects for testing the checks, by their names in ``World.faults``: ``forgotten-
 written down under its name), ``partial-seal`` (one partition of a topic is closed), ``deletes-adopted`` (the topic is
 deleted with its stream), ``settings-lost`` (it does not get its settings back), ``configures`` (it gets others at
 adoption), ``deaf-watch`` (what a look has found holds nothing up), ``silent-leave`` (a scale leaves the topic without
-being asked to), ``drain-loop`` (a refusal does not hold up what a grown topic does not), ``name-is-identity`` (topics
-of one name are taken for one), ``sticky-stream`` (a release leaves the stream's record).
+being asked to), ``name-is-identity`` (topics of one name are taken for one), ``sticky-stream`` (a release leaves the
+stream's record).
 """
 
 from __future__ import annotations
@@ -101,14 +101,6 @@ class DeafFaults(Faults):
         return False
 
 
-class LoopingFaults(Faults):
-    """A defect: a refusal of a stream in an error state changes nothing."""
-
-    def note(self, stream: str, fault: StreamFault, now_ms: int) -> bool:
-        """Not what it promises."""
-        return stream not in self._present and super().note(stream, fault, now_ms)
-
-
 class TopicsLeader(Leader):
     """A leader whose turns are counted."""
 
@@ -116,10 +108,8 @@ class TopicsLeader(Leader):
 
     def step(self, clock_ms: int, rng: random.Random) -> None:
         """Do one thing."""
-        if self.group is not None and type(self.group.faults) is Faults:
-            for defect, kind in (("deaf-watch", DeafFaults), ("drain-loop", LoopingFaults)):
-                if defect in self.world.faults:
-                    self.group.faults.__class__ = kind
+        if self.group is not None and type(self.group.faults) is Faults and "deaf-watch" in self.world.faults:
+            self.group.faults.__class__ = DeafFaults
         super().step(clock_ms, rng)
         self.effects = 0 if self.procedure is None else self.effects + 1
         if self.effects > TURN_EFFECTS_MAX:

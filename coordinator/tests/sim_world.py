@@ -466,6 +466,8 @@ class World:
                     self.seal_waits, self.is_early = 30, True
                 self.seal_waits -= 1
                 raise Blocked
+            case fx.Seal(_, ids) if another := [name for name, own in ids.items() if self._id_of(name) != own]:
+                raise fx.EffectRefusedError(effect, "it is another topic", code="conflict", topic=another[0])
             case fx.Seal(places) if wrong := self._unfit(places):
                 raise fx.EffectRefusedError(effect, "not all partitions are there, or given", code="x", topic=wrong)
             case fx.Seal(places):
@@ -511,6 +513,8 @@ class World:
             case fx.CommitRound():
                 self.end(leader, "committed")
                 return self.clock_ms
+            case fx.EndOffsets(partitions) if lost := {name for name, _ in partitions} - self.ever():
+                raise Missing(min(lost))
             case fx.EndOffsets(partitions):
                 return {item: len(self.topics[shard(*item)].entries) for item in partitions if item[0] in self.topics}
             case fx.StartOffsets(partitions):
@@ -630,10 +634,10 @@ class World:
                 self.execute(fx.CreateTopics(topics[: int(len(topics) * share)]), leader)
             case fx.DeleteTopics(topics):
                 self.execute(fx.DeleteTopics(topics[: int(len(topics) * share)]), leader)
-            case fx.Seal(places):
+            case fx.Seal(places, ids):
                 topics = list(dict.fromkeys(topic for topic, _ in places))
                 kept = topics[: int(len(topics) * share)]  # a topic is closed as a whole
-                self.execute(fx.Seal([item for item in places if item[0] in kept]), leader)
+                self.execute(fx.Seal([item for item in places if item[0] in kept], ids), leader)
             case fx.MergeFrames(items):
                 self.execute(fx.MergeFrames(items[: int(len(items) * share)]), leader)
             case fx.AppendTogether(items, _, topic, records, beside):
@@ -660,6 +664,13 @@ class World:
             for number in range(partitions):
                 self.topics[shard(name, number)] = Topic(f"id-{self.made}")
         return self.topics[name].id
+
+    def ever(self) -> set[str]:
+        """The topics that are there, and those that leaders have deleted."""
+        return self.topics.keys() | self.removed.keys()
+
+    def _id_of(self, name: str) -> str:
+        return self.topics[name].id if name in self.topics else ""
 
     def count(self, name: str) -> int:
         """How many partitions a topic has."""
@@ -919,7 +930,7 @@ class World:
             self._finish(self.open.pop(leader), "committed")
         offsets = []
         for record in records:
-            offsets.append(len(self.topics[topic].entries))
+            offsets.append(len(self._present(topic).entries))
             self._append(topic, record, leader)
         return offsets
 

@@ -302,6 +302,17 @@ def test_commits_wait_while_a_topic_takes_no_markers_and_others_go_on(scene: Sce
 # Leaving
 
 
+def test_a_topic_that_is_created_again_while_the_stream_leaves_it_is_not_closed(scene: Scene) -> None:
+    path = scene.leave()
+    scene.until(lambda: isinstance(scene.leader.effect, fx.Seal))
+    scene.world.lose(TOPIC)
+    scene.world.create(TOPIC, PARTITIONS)
+    assert scene.answered(path).code == "conflict"
+    assert not scene.world.topics[TOPIC].sealed
+    scene.until(lambda: scene.fault() == TOPIC_RECREATED)
+    assert not scene.terms_ended
+
+
 def test_a_seal_that_waits_does_not_make_the_seal_a_limit_of_the_stream(scene: Scene) -> None:
     was = scene.config
     path = suspended_leave(scene)

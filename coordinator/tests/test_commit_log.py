@@ -14,8 +14,9 @@ from rollbridge.model.frames import FrameKind
 from rollbridge.model.ids import TransactionId, counter_of
 from rollbridge.model.records import Group, LogMarks, Retention
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge_coordinator.procedures import loop
+from rollbridge_coordinator.procedures import commit_log, loop
 from rollbridge_coordinator.procedures.commit_log import policy_of
+from rollbridge_coordinator.procedures.requests import describe
 from rollbridge_coordinator.state.effects import Steps
 from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.preserver import TransactionMetadataPreserver
@@ -204,6 +205,35 @@ def test_records_that_somebody_else_has_deleted_take_no_knowledge_with_them(benc
     assert known is not None
     assert ended[0].bytes in known
     assert known.lost_ms > 0, "of those behind the list nothing is known"
+
+
+def test_what_has_ended_is_written_down_at_once_if_somebody_else_deletes_records(bench: LogBench) -> None:
+    ended = bench.work(3)
+    bench.do("begin", 9, ORDERS)
+    bench.world.topics[LOG].start = bench.ends()
+    bench.work(1)
+    bench.take_over()
+    known = bench.group().fold.ended
+    assert known is not None
+    assert ended[-1].bytes in known
+    assert known.lost_ms == 0
+    assert list(bench.group().fold.open) == [bench.open[9][0].bytes]
+
+
+def test_of_what_may_have_ended_unseen_the_leader_says_that_it_knows_nothing(
+    bench: LogBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_log, "_has_outcome", lambda *_: None)
+    bench.work(3)
+    bench.take_over()
+    bench.do("begin", 9, ORDERS)
+    bench.do("commit", 9, ORDERS)
+    bench.world.topics[LOG].start = bench.ends()
+    bench.take_over()
+    assert not bench.group().fold.open
+    request = AdminRequest(kind=RequestKind.DESCRIBE, transaction=str(bench.open[9][0]), created_ms=0)
+    with pytest.raises(OutcomeExpiredError):
+        describe(bench.group(), request, bench.clock_ms)
 
 
 def test_an_id_that_was_not_given_out_does_not_stay_known(bench: LogBench) -> None:

@@ -87,7 +87,7 @@ def commit_in_the_middle_of_a_deletion(scene: UnreadScene) -> TransactionId:
     transaction = scene.begin(ORDERS)
     scene.join(transaction, OTHER)
     scene.commit_both(transaction)
-    scene.until(lambda: transaction.bytes in scene.state.barriers)
+    scene.until(lambda: (item := scene.state.fold.open.get(transaction.bytes)) is not None and bool(item.barrier))
     assert asked not in scene.world.nodes
     return transaction
 
@@ -129,3 +129,9 @@ def test_a_question_does_not_wait_for_a_stream_that_is_gone(kind: RequestKind) -
     scene.until(lambda: len(scene.state.questions) == 2)
     scene.unread(OTHER)
     assert scene.answer(asked)["ok"]
+
+
+def test_nothing_waits_for_the_buffer_of_a_former_life() -> None:
+    scene = UnreadScene()
+    now, former = OTHER.buffer_topic(), OTHER.buffer_topic(7)
+    assert [scene.state.is_folded({(topic, 0): 1_000}) for topic in (now, former)] == [False, True]

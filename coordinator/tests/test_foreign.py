@@ -6,16 +6,18 @@ import pytest
 
 from coordinator.tests.test_faults import run
 from rollbridge.model.conditions import ForeignTransaction
+from rollbridge.model.names import Partition
 from rollbridge_coordinator.procedures.suspended import FAR_MS, LOOK_AGAIN_MS, LOOK_SOON_MS, look_again
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.group import Wait
 
 ONE, OTHER = (ForeignTransaction("topic", producer_id, 0, 0, -1) for producer_id in (1, 2))
 NOW_MS = 5_000
+HERE, ELSEWHERE = frozenset({("topic", 0)}), frozenset({("topic", 0), ("other", 0)})
 
 
-def seen(*open_ones: ForeignTransaction, since_ms: int = 1_000) -> Wait:
-    return Wait(since_ms, NOW_MS, frozenset(open_ones))
+def seen(*open_ones: ForeignTransaction, since_ms: int = 1_000, places: frozenset[Partition] = HERE) -> Wait:
+    return Wait(since_ms, NOW_MS, frozenset(open_ones), places=places)
 
 
 @pytest.mark.parametrize(
@@ -28,8 +30,10 @@ def seen(*open_ones: ForeignTransaction, since_ms: int = 1_000) -> Wait:
         (seen(ONE), [], None),
         (seen(), [ONE], (1_000, LOOK_SOON_MS, [])),
         (seen(), [], None),
+        (seen(ONE, places=ELSEWHERE), [OTHER], (1_000, LOOK_SOON_MS, [])),
+        (seen(ONE, places=ELSEWHERE), [], None),
     ],
-    ids=["free", "first", "lasts", "another", "over", "after a wait for something else", "nothing after that"],
+    ids=["free", "first", "lasts", "another", "over", "after something else", "nothing then", "elsewhere", "free here"],
 )
 def test_what_is_open_at_two_looks_is_waited_for(
     before: Wait | None, found: list[ForeignTransaction], after: tuple[int, int, list[ForeignTransaction]] | None
@@ -43,7 +47,7 @@ def test_what_is_open_at_two_looks_is_waited_for(
         assert wait is None
     else:
         since_ms, pause_ms, lasting = after
-        assert wait == Wait(since_ms, NOW_MS + pause_ms, frozenset(found), frozenset(lasting))
+        assert wait == Wait(since_ms, NOW_MS + pause_ms, frozenset(found), frozenset(lasting), places=HERE)
 
 
 @pytest.mark.parametrize("late_ms", [FAR_MS - 1, FAR_MS, 60_000])
@@ -53,9 +57,9 @@ def test_what_has_begun_since_a_look_long_ago_is_waited_for_if_it_lasts(
 ) -> None:
     """Or else a leader that had much to do would have its seal wait for it, and all writers with it."""
     looks = iter([[ONE], third])
-    before = Wait(1_000, NOW_MS - late_ms, frozenset({OTHER}))
+    before = Wait(1_000, NOW_MS - late_ms, frozenset({OTHER}), places=HERE)
     wait = run(look_again([("topic", 0)], before, NOW_MS), lambda _: next(looks))
     if late_ms < FAR_MS or not third:
         assert wait is None
     else:
-        assert wait == Wait(1_000, NOW_MS + LOOK_AGAIN_MS, frozenset(third), frozenset(third))
+        assert wait == Wait(1_000, NOW_MS + LOOK_AGAIN_MS, frozenset(third), frozenset(third), places=HERE)

@@ -92,7 +92,7 @@ def call_empty_ones_large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_leader_that_believes_too_much_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     call_empty_ones_large(monkeypatch)
-    for seed in (90, *range(40)):  # the one that noticed it when this was written is tried first
+    for seed in (286, *range(40)):  # the one that noticed it when this was written is tried first
         try:
             HostileRun(seed).run_on()
         except ValueError:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coordinator.tests.makers import Bench, run
 from rollbridge.model.frames import FrameHeader, FrameKind, encode_extend
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.records import SetNode, TransactionRecord
 from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.upkeep import expire_overdue, forget_barriers, record_extended
+from rollbridge_coordinator.procedures.upkeep import await_frames, expire_overdue, record_extended
 from rollbridge_coordinator.state.effects import EndOffsets, Write
 
-ORDERS = "sales/orders"
+ORDERS, PAYMENTS = "sales/orders", "sales/payments"
 
 
 def extend(bench: Bench, transaction: TransactionId, lease_ms: int) -> None:
@@ -24,7 +26,6 @@ def test_the_ends_of_buffers_are_looked_up_again_for_the_new_deadline() -> None:
     assert [type(effect) for effect in run(bench, expire_overdue(bench.group, 2_001), unread=1)] == [EndOffsets]
     bench.clock_ms = 1_900
     extend(bench, transaction, 1_000)  # what was unread
-    forget_barriers(bench.group)
     run(bench, expire_overdue(bench.group, 2_002))
     assert item.state is State.OPEN
     # Another frame is on its way when the new deadline is over: the commit, in time.
@@ -34,6 +35,25 @@ def test_the_ends_of_buffers_are_looked_up_again_for_the_new_deadline() -> None:
     bench.commit(transaction, {})
     run(bench, expire_overdue(bench.group, 2_902))
     assert bench.group.fold.open[transaction.bytes].state is State.COMMITTING
+
+
+@pytest.mark.parametrize("is_extended", [False, True])
+def test_a_commit_waits_for_its_frames_and_not_for_what_its_lease_had_waited_for(is_extended: bool) -> None:
+    bench = Bench({ORDERS: 1, PAYMENTS: 1})
+    transaction = bench.begin(ORDERS, PAYMENTS, lease_ms=1_000)
+    run(bench, expire_overdue(bench.group, 2_001), unread=1)  # of each buffer one frame is unread
+    bench.clock_ms = 1_900
+    if is_extended:
+        extend(bench, transaction, 1_000)
+    else:
+        bench.data(transaction, ORDERS, 0)
+    bench.data(transaction, PAYMENTS, 0)
+    item = bench.commit(transaction, {(1, 0): 2} if is_extended else {(0, 0): 1, (1, 0): 2})  # one is still unread
+    assert not item.is_complete()
+    assert [type(effect) for effect in run(bench, await_frames(bench.group, [item], 2_002), unread=1)] == [EndOffsets]
+    assert item.state is State.COMMITTING, item.reason
+    bench.data(transaction, PAYMENTS, 0)
+    assert item.is_complete()
 
 
 def test_the_record_of_the_transaction_says_the_new_lease() -> None:

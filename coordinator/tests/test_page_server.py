@@ -31,7 +31,8 @@ from rollbridge.errors import (
 )
 from rollbridge.model.text import printable
 from rollbridge.serving import http_service
-from rollbridge.serving.http_service import CONNECTIONS_MAX, REQUEST_BYTES_MAX
+from rollbridge.serving.http_service import CONNECTIONS_MAX, PER_ADDRESS_MAX, REQUEST_BYTES_MAX
+from rollbridge_coordinator.shell import page
 from rollbridge_coordinator.shell.page import ASSETS, PageServer, load_assets
 from rollbridge_coordinator.shell.page_board import RATES_S, WATCHED_S, PageBoard, PageSheet
 from rollbridge_coordinator.shell.page_sources import DOCTOR_REST, DoctorVisits, KeptAnswers, client_name
@@ -238,6 +239,18 @@ def test_slow_clients_keep_nobody_from_the_page(port: int) -> None:
                 with suppress(OSError):
                     connection.sendall(b"GET / HTTP/1.1\r\nHost: ")
             assert ask(port, "/")[0] == 200
+
+
+def test_who_is_refused_and_says_on_takes_nobodys_place(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "PASSED_OVER_S", 3_600.0)
+    refused = b"POST /api/v1/actions/check HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
+    with ExitStack() as held:
+        for _ in range(PER_ADDRESS_MAX):
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
+            connection.sendall(refused)
+            while connection.recv(65_536):
+                pass  # the answer, and its end: from here on the rest of the body is passed over
+        assert ask(port, "/api/v1/overview")[0] == 200
 
 
 def test_a_client_that_sends_bytes_one_by_one_has_no_more_time(port: int, monkeypatch: pytest.MonkeyPatch) -> None:

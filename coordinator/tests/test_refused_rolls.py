@@ -15,6 +15,7 @@ from coordinator.tests.sim_term import LedWorld
 from coordinator.tests.sim_truncation import history_of
 from rollbridge.model import paths
 from rollbridge.model.cas import Condition, Scope
+from rollbridge.model.changes import StreamFault
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
@@ -688,6 +689,8 @@ def test_what_a_takeover_has_no_answer_to_is_suspended_and_the_group_is_led(name
     for _ in range(2_000):
         scene.step()
     scene.others_go_on()
+    assert scene.fault is not None
+    assert "LookForObstacles" not in StreamFault.from_json(scene.fault).reason, "people do not know its name"
     scene.world.refuses = lambda *_: None
     scene.world.end_foreign(-1)
     scene.until(lambda: scene.outcome(scene.old) is not None, 60_000)

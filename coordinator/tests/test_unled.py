@@ -25,6 +25,7 @@ from rollbridge.errors import CoordinatorUnavailableError, ZooKeeperOutdatedErro
 from rollbridge.model import paths
 from rollbridge.model.changes import BUFFER_LOST, BUFFER_UNREADABLE, FORMAT_NEWER, METADATA_UNREADABLE, StreamFault
 from rollbridge.model.control import ControlKind
+from rollbridge.model.ended import EndedIds
 from rollbridge.model.frames import FrameHeader
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.journal import is_deleted
@@ -32,7 +33,9 @@ from rollbridge.model.names import StreamName
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge_coordinator.procedures import rolling
+from rollbridge_coordinator.procedures.suspended import read_change
 from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.state.faults import StaleStateError
 
 BUFFER = ORDERS.buffer_topic()
 
@@ -124,6 +127,14 @@ def open_for_long(scene: Scene, stream: StreamName) -> TransactionId:
     return found
 
 
+@pytest.mark.parametrize(("spoil", "said"), [(delete, f"topic {BUFFER}, does not exist"), (replace, "has id")])
+def test_of_a_lost_buffer_it_is_said_whether_another_has_its_name(spoil: Spoil, said: str) -> None:
+    scene = Scene()
+    spoil_and_take_over(scene, spoil)
+    scene.until(lambda: fault_of(scene) == BUFFER_LOST)
+    assert said in StreamFault.from_json(scene.world.nodes[paths.stream_fault(ORDERS)]).reason
+
+
 @pytest.mark.parametrize("name", POISONS)
 def test_the_group_is_led_without_a_stream_that_cannot_be_read(name: str) -> None:
     spoil, code = POISONS[name]
@@ -161,6 +172,18 @@ def test_a_stream_that_cannot_be_read_can_be_deleted_and_its_name_used_again(nam
     scene.until(lambda: scene.visible(mine) == 1)
     scene.take_over()
     scene.others_go_on()
+
+
+def test_a_stream_without_a_topic_of_its_owners_is_not_released_though_it_is_not_led() -> None:
+    """Its records would go with it."""
+    scene = Scene()
+    spoil_and_take_over(scene, deny)
+    scene.until(lambda: fault_of(scene) == BUFFER_UNREADABLE)
+    request = AdminRequest(kind=RequestKind.RELEASE_TOPIC, stream=str(ORDERS), created_ms=0)
+    answer = scene.world.request(GROUP, request.to_json())
+    scene.until(lambda: answer in scene.world.nodes)
+    assert AdminAnswer.from_json(scene.world.nodes[answer]).code == "invalid-request"
+    assert paths.stream(ORDERS) in scene.world.nodes
 
 
 def test_a_deletion_that_is_withdrawn_costs_the_stream_nothing() -> None:
@@ -293,6 +316,22 @@ def test_what_somebody_has_emptied_is_aborted_if_a_record_tells_of_it() -> None:
     scene.until(lambda: scene.visible(mine) == 1)
 
 
+@pytest.mark.parametrize("is_garbled", [False, True], ids=["outcome forgotten", "record garbled"])
+def test_what_may_have_been_committed_is_not_aborted_for_a_record_of_it(
+    monkeypatch: pytest.MonkeyPatch, *, is_garbled: bool
+) -> None:
+    scene = Scene()
+    recorded = open_for_long(scene, ORDERS)
+    if is_garbled:
+        scene.world.nodes[paths.transaction(GROUP, recorded)] = b"garbage"
+    else:
+        monkeypatch.setattr(EndedIds, "is_lost", lambda _, item, __: item == recorded.bytes)
+    spoil_and_take_over(scene, empty)
+    scene.until(lambda: paths.transaction(GROUP, recorded) not in scene.world.nodes)
+    scene.others_go_on()
+    assert scene.outcome(recorded) is None
+
+
 def test_a_roll_of_a_stream_that_is_lost_meanwhile_goes_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
     third = StreamName("sales", "third")
@@ -366,6 +405,16 @@ def test_a_change_that_cannot_be_read_is_put_aside_wherever_it_was(
 
 def aside(scene: Scene) -> list[str]:
     return scene.world.children(paths.unreadable(GROUP))
+
+
+def test_what_another_leader_has_changed_meanwhile_is_not_put_aside() -> None:
+    group = Scene().leader.group
+    assert group is not None
+    steps = read_change(group, paths.scaling(GROUP), b"garbage")
+    assert isinstance(next(steps), fx.EnsureNodes)
+    assert isinstance(steps.send(None), fx.Write)
+    with pytest.raises(StaleStateError):
+        steps.send(False)
 
 
 def test_what_was_prepared_of_a_stream_that_is_not_led_is_left_alone() -> None:

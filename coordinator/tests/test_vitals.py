@@ -81,7 +81,8 @@ class Brokers:
 
 def test_a_broker_that_does_not_answer_twice_in_a_row_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, ...]] = []
-    watch = ReachWatch(settings(""), lambda: True, lambda: told.append(watch.unreachable))
+    leads = [True]
+    watch = ReachWatch(settings(""), lambda: leads[0], lambda: told.append(watch.unreachable))
     brokers = Brokers()
     monkeypatch.setattr(watch, "cluster", brokers)
     watch.look()
@@ -99,6 +100,9 @@ def test_a_broker_that_does_not_answer_twice_in_a_row_is_told_of(monkeypatch: py
     brokers.known.clear()
     watch.look()
     assert watch.is_answered, "whoever leads notices by itself"
+    leads[0] = False
+    watch.look()
+    assert not watch.is_answered
 
 
 @pytest.mark.logs_defects

@@ -34,7 +34,7 @@ from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
-from rollbridge.model.names import DEFAULT_GROUP, GroupName, SegmentPlaces, StreamName, check_adoptable
+from rollbridge.model.names import DEFAULT_GROUP, GroupName, SegmentPlaces, StreamName, check_adoptable, group_named
 from rollbridge.model.partitioners import Fit, Partitioner
 from rollbridge.model.position import ReadPosition, StartLike, parse_start
 from rollbridge.model.records import (
@@ -104,6 +104,7 @@ def _within_its_time(method: Callable[Concatenate[Admin, P], T]) -> Callable[Con
 
     @wraps(method)
     def bounded(self: Admin, /, *arguments: P.args, **options: P.kwargs) -> T:
+        self._check_open()
         given = options.get("timeout_s")
         with answers_within(given if isinstance(given, int | float) else self._timeout_s):
             return method(self, *arguments, **options)
@@ -123,20 +124,25 @@ class Admin:
         sample: Callable[[str, float], Fit],
         client_name: str,
         timeout_s: float,
-        owner: object = None,
+        check_open: Callable[[], None],
     ) -> None:
         """Use ``forget`` to report the name of a stream changed here, ``offsets`` to connect to the brokers.
 
-        ``sample`` tells where the keys of a topic are, within a time in seconds. ``owner`` is closed once it is
-        dropped, so it is held.
+        ``sample`` tells where the keys of a topic are, within a time in seconds. ``check_open`` raises if the
+        connection is closed; that is closed once it is dropped, so its method is held.
         """
-        self._owner = owner
-        self._metadata: Final = metadata
+        self._check_open = check_open
+        self._zookeeper: Final = metadata
         self._offsets = offsets
         self._sample = sample
         self._forget = forget
         self._client_name = client_name
         self._timeout_s = timeout_s
+
+    @property
+    def _metadata(self) -> Metadata:
+        self._check_open()
+        return self._zookeeper
 
     @_within_its_time
     def create_stream(
@@ -495,7 +501,7 @@ class Admin:
             CoordinatorUnavailableError: no coordinator answered; nothing was changed.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
-        name = _group_name(group)
+        name = group_named(group)
         before = self._group(name)
         if default:
             given = (retention_time, retention_bytes, retention_groups)
@@ -538,7 +544,7 @@ class Admin:
         Raises:
             NotFoundError: there is no such group.
         """
-        return self._group(_group_name(group))
+        return self._group(group_named(group))
 
     @_within_its_time
     def truncate(self, stream: str, before: StartLike, *, timeout_s: float | None = None) -> ReadPosition:
@@ -834,10 +840,6 @@ def _error_classes(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError
     yield base
     for error in base.__subclasses__():
         yield from _error_classes(error)
-
-
-def _group_name(text: str) -> GroupName:
-    return GroupName.parse(text) if "/" in text else GroupName(text)
 
 
 def _header_form(headers: HeaderForm | str | None) -> str:

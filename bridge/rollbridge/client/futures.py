@@ -109,6 +109,7 @@ class Completion:
         ends_here: True if its end is asked for in this process, through a :class:`rollbridge.Transaction`.
         settled: True if the outcome is known, or will not be learned here.
         stranded: Why no leader can read its commit; empty if that is not so.
+        is_missing: True if its leader did not know it when it was asked, and has not been told again.
         failure: First send that failed, if one did.
         writers: Writers of the transaction in this process, until it is settled.
         client_name: Client that has begun it; None if not known here.
@@ -135,6 +136,7 @@ class Completion:
         "failure",
         "group",
         "held_by",
+        "is_missing",
         "key",
         "offset",
         "settled",
@@ -152,6 +154,7 @@ class Completion:
         self.ends_here = False
         self.settled = False
         self.stranded = ""
+        self.is_missing = False
         self.failure: Exception | None = None
         self.writers: tuple[Author, ...] = ()
         self.offset = -1

@@ -10,6 +10,7 @@ none waits for another's. :mod:`rollbridge.model.commit_order` is the other side
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import sys
@@ -175,6 +176,10 @@ class GroupCounters:
 
 TELL_AGAIN_S: Final = 1.0
 """Seconds for which the first commit in flight has had no answer before its frame is sent once more."""
+TELL_EVERY_S: Final = 60.0
+"""Seconds after which it is sent yet again, as somebody may have emptied the buffer."""
+DOUBT_EVERY_S: Final = 10.0
+"""Seconds after which its leader is asked about it, who may not know it: somebody may have emptied the commit log."""
 
 
 class PendingCommit(Protocol):
@@ -193,6 +198,10 @@ class PendingCommit(Protocol):
         """Return True if the buffer with its COMMIT frame has gone with its stream; its leader is asked about it."""
         ...
 
+    def doubt(self) -> None:
+        """Have the leader asked about it."""
+        ...
+
 
 class AskedCommit:
     """Commit that was asked for.
@@ -200,56 +209,106 @@ class AskedCommit:
     Attributes:
         order: Commit order in its frame.
         is_void: True if certainly nothing more of it comes to the buffer.
-        is_told: True if the leader knows that nothing before it is left to wait for, as far as that is so.
+        told_s: When a frame went off that says that nothing before it is left to wait for, as far as that is so.
+        doubted_s: When the leader was asked about it.
     """
 
-    __slots__ = ("_transaction", "asked_s", "is_told", "is_void", "order")
+    __slots__ = ("_transaction", "asked_s", "doubted_s", "is_void", "order", "told_s")
 
     def __init__(self, transaction: PendingCommit, order: CommitOrder) -> None:
         self._transaction: PendingCommit | None = transaction
         self.order = order
         self.is_void = False
-        self.is_told = not order.behind
-        self.asked_s = time.monotonic()
+        self.asked_s = self.doubted_s = time.monotonic()
+        self.told_s = -math.inf if order.behind else self.asked_s
 
     @property
     def is_over(self) -> bool:
         """True if nobody needs to wait for it."""
         return self.is_void or self._transaction is None or self._transaction.completion.settled
 
-    def look(self) -> None:
-        """Tell the leader that nothing before it is left to wait for; give it up if its frame is read by nobody."""
+    def look(self, now: float) -> None:
+        """Tell the leader that nothing before it is left to wait for, and ask what has become of it, now and then.
+
+        It is given up if nobody will ever read its frame.
+        """
         transaction = self._transaction
         if transaction is not None and transaction.is_stranded():
             self.is_void = True
-        elif not self.is_told:
-            self.is_told = transaction is None or transaction.ask_again(self.order._replace(behind=0))
+            return
+        if transaction is not None and now - self.doubted_s > DOUBT_EVERY_S:
+            self.doubted_s = now
+            transaction.doubt()
+        is_due = now - self.told_s > TELL_EVERY_S or (transaction is not None and transaction.completion.is_missing)
+        if is_due and (transaction is None or transaction.ask_again(self.order._replace(behind=0))):
+            self.told_s = now
 
     def let_go(self) -> None:
         """Drop the transaction of a commit that is over; otherwise both objects would be garbage in a cycle."""
         self._transaction = None
 
 
+class PendingAbort(Protocol):
+    """Transaction whose abort was asked for."""
+
+    @property
+    def completion(self) -> Completion:
+        """Outcome of the transaction."""
+        ...
+
+    def abort_again(self) -> None:
+        """Send its ABORT frame once more."""
+        ...
+
+    def doubt(self) -> None:
+        """Have the leader asked about it."""
+        ...
+
+
+class AskedAbort:
+    """Abort that was asked for: its leader is asked about it now and then, as about a commit."""
+
+    __slots__ = ("_doubted_s", "_in_flight", "_transaction")
+
+    def __init__(self, transaction: PendingAbort, in_flight: CommitsInFlight) -> None:
+        self._transaction = transaction
+        self._in_flight = in_flight
+        self._doubted_s = time.monotonic()
+        in_flight.add(self)
+
+    def look(self, now: float) -> None:
+        """See :meth:`AskedCommit.look`."""
+        transaction = self._transaction
+        if transaction.completion.settled:
+            self._in_flight.remove(self)
+            return
+        if transaction.completion.is_missing:
+            transaction.abort_again()
+        if now - self._doubted_s > DOUBT_EVERY_S:
+            self._doubted_s = now
+            transaction.doubt()
+
+
 class CommitsInFlight:
-    """Lines of commit numbers in which something may be in flight, of all clients of one connection."""
+    """Lines of commit numbers in which something may be in flight, and aborts, of all clients of one connection."""
 
     def __init__(self) -> None:
-        self._lines: dict[SessionCommitNumbers, None] = {}
+        self._lines: dict[SessionCommitNumbers | AskedAbort, None] = {}
 
-    def add(self, line: SessionCommitNumbers) -> None:
-        """Note that a commit of a line was asked for; the line's lock is held."""
+    def add(self, line: SessionCommitNumbers | AskedAbort) -> None:
+        """Note that an end was asked for; a line's lock is held."""
         self._lines[line] = None
 
-    def remove(self, line: SessionCommitNumbers) -> None:
-        """Note that nothing of a line is in flight; the line's lock is held."""
+    def remove(self, line: SessionCommitNumbers | AskedAbort) -> None:
+        """Note that nothing of it is in flight; a line's lock is held."""
         self._lines.pop(line, None)
 
     def __len__(self) -> int:
-        """Return the number of lines to look at."""
+        """Return how many there are to look at."""
         return len(self._lines)
 
     def look(self) -> None:
-        """See :meth:`SessionCommitNumbers.look`; called on the housekeeping thread."""
+        """Look at each; called on the housekeeping thread."""
         now = time.monotonic()
         for line in list(self._lines):
             line.look(now)
@@ -300,7 +359,7 @@ class SessionCommitNumbers:
                 return
             first = asked[0]
         if now - first.asked_s > TELL_AGAIN_S:
-            first.look()
+            first.look(now)
 
 
 _SESSIONS_KEPT: Final = 2
@@ -324,6 +383,10 @@ class CommitNumbers:
         self._connections: dict[GroupName, int] = {}
         self._lines: dict[tuple[GroupName, int], SessionCommitNumbers] = {}
         self._lock = threading.Lock()
+
+    def abort(self, transaction: PendingAbort) -> None:
+        """Look after an abort that was asked for."""
+        AskedAbort(transaction, self._in_flight)
 
     def of(self, group: GroupName, epoch: int) -> SessionCommitNumbers:
         """Return the commit numbers of a session in a group.

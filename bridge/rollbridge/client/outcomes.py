@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Any, Final
 
 from rollbridge.calls import Deadline, patience_s
@@ -64,7 +65,7 @@ class OutcomeTail:
 
     Attributes:
         waiting: Transactions that began here, or are written here, and whose end is not known.
-        missed: Those of them, by group, whose outcome may stand in a part of the log that is gone.
+        missed: Those of them, by group, whose outcome may never come from the log: the leader is asked.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class OutcomeTail:
     ) -> None:
         """Follow nothing yet; ``changed`` is called when something was missed."""
         self.waiting: dict[bytes, Completion] = {}
-        self.missed: dict[GroupName, list[Completion]] = {}
+        self.missed: dict[GroupName, dict[bytes, Completion]] = {}
         self._changed = changed
         self._follower = Follower(
             bootstrap_servers,
@@ -117,7 +118,11 @@ class OutcomeTail:
     def strand(self, group: GroupName, completion: Completion, why: str) -> None:
         """Have the leader asked about a transaction whose commit it cannot read; ends as aborted if it knows none."""
         completion.stranded = why
-        self.missed.setdefault(group, []).append(completion)
+        self.doubt(group, completion)
+
+    def doubt(self, group: GroupName, completion: Completion) -> None:
+        """Have the leader asked about a transaction; what it does not decide any more is unknown."""
+        self.missed.setdefault(group, {})[completion.key] = completion
         self._changed()
 
     def close(self) -> None:
@@ -202,7 +207,7 @@ class OutcomeTail:
             offset,
         )
         for group in [item for item in self._followed if item.commit_log_topic == topic]:
-            self.missed[group] = [item for item in list(self.waiting.values()) if item.group == group]
+            self.missed[group] = {item.key: item for item in list(self.waiting.values()) if item.group == group}
         self._follower.follow(trouble.partition, resume)
         self._changed()
 
@@ -266,6 +271,14 @@ class OutcomeClient:
             CoordinatorUnavailableError, ZooKeeperUnavailableError: a leader who might know did not answer in time.
         """
         request = self._request(transaction=str(identifier), owner=client or "")
+        return self._one(self._asking(request, timeout_s), f"transaction {identifier}", group)
+
+    def standing(self, identifier: TransactionId, timeout_s: float, group: GroupName) -> Known:
+        """Return what is known of a transaction at this moment, also of one whose end is under way.
+
+        Raises as :meth:`transaction` does. Of one whose outcome is not remembered the client may have no name.
+        """
+        request = replace(self._request(transaction=str(identifier), owner=""), kind=RequestKind.DESCRIBE)
         return self._one(self._asking(request, timeout_s), f"transaction {identifier}", group)
 
     def arrived(

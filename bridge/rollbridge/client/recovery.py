@@ -181,6 +181,7 @@ Check = Callable[[GroupName, KnownTransaction, HeldSavepoint | None], None]
 """Takes what a leader says of a transaction that is about to be taken over; raises to leave it as it is."""
 _LOOK_AGAIN_S: Final = 0.05
 _FENCED_ASK_S: Final = 5.0
+_MISSED_AGAIN_S: Final = 15.0
 
 
 class Resuming(ABC):
@@ -392,6 +393,7 @@ class Resumer:
         self._sessions = sessions
         self._inquiry = OutcomeClient(metadata, client_name)
         self._knows_savepoints = False
+        self._ask_again_s = 0.0
 
     def seconds(self, timeout: Timeout) -> float:
         """Return a time-out in seconds; the connection's ``commit_timeout`` where none is given."""
@@ -560,28 +562,34 @@ class Resumer:
     def look_at_missed(self) -> None:
         """Ask for outcomes that are not in a commit log any more, or will never be.
 
-        They were truncated before they were read here, or a stream was deleted with what its leader had not read. What
-        is open then, or not known to its leader yet, gets its outcome from the log as ever.
+        They were truncated before they were read here, a stream was deleted with what its leader had not read, or
+        somebody has emptied the log, and another leader does not know whether they have ended. What is open then, or
+        not known to its leader yet, gets its outcome from the log as ever.
         """
         outcomes: OutcomeTail = self._runtime.outcomes
+        if not outcomes.missed or time.monotonic() < self._ask_again_s:
+            return
         for group in list(outcomes.missed):
             left = outcomes.missed[group]
             while left:
-                completion = left[-1]
+                key, completion = next(iter(left.items()))
                 try:
                     if not completion.settled:
                         self._settle_missed(group, completion)
                 except (UnavailableError, UnknownWriteError) as fault:
                     logger.info("outcomes of %s that were missed are not known yet: %s", group, fault)
+                    self._ask_again_s = time.monotonic() + _MISSED_AGAIN_S  # others wait for this thread, too
                     break
-                left.pop()
+                del left[key]
             else:
                 outcomes.missed.pop(group, None)
 
     def _settle_missed(self, group: GroupName, completion: Completion) -> None:
         outcomes: OutcomeTail = self._runtime.outcomes
         try:
-            _, known = self._inquiry.transaction(completion.transaction, _FENCED_ASK_S, group=group)
+            _, known = self._inquiry.standing(completion.transaction, _FENCED_ASK_S, group)
+            if not known.client_name:
+                raise OutcomeExpiredError("its leader has met an end of it, and nothing before that")
         except TransactionNotFoundError:
             if completion.stranded and outcomes.waiting.pop(completion.key, None) is not None:
                 known = KnownTransaction(
@@ -589,15 +597,18 @@ class Resumer:
                 )
                 completion.settle(_record_of(known, completion.stranded).encode_value(), -1)
                 completion.count_unfinished()
+            else:
+                completion.is_missing = True  # it is told again, and by what it says then it has read that
             return
         except (OutcomeExpiredError, TransactionPreserverClosedError) as fault:
             if outcomes.waiting.pop(completion.key, None) is not None:
-                completion.give_up(f"its record was truncated from the commit log before it was read here; {fault}")
+                completion.give_up(f"somebody has emptied its commit log or transaction buffer: {fault}")
             return
         if completion.client_name not in (None, known.client_name):
             return  # an id that was given out twice
-        if known.state is not State.OPEN and outcomes.waiting.pop(completion.key, None) is not None:
-            completion.settle(_record_of(known, known.reason).encode_value(), known.position)
+        if known.state in (State.COMMITTED, State.ABORTED):
+            if outcomes.waiting.pop(completion.key, None) is not None:
+                completion.settle(_record_of(known, known.reason).encode_value(), known.position)
         elif known.state is State.OPEN and completion.stranded:
             abort = AdminRequest(
                 kind=RequestKind.ABORT_TRANSACTION,

@@ -640,6 +640,7 @@ class Transaction(Writing):
                     self._send_with_outbox(key, value, delivered, data=False)
                 self._wish = _Wish.ABORT
                 self._completion.closed = True
+                self._runtime.commits.abort(self)
                 if self._span is not None:
                     self._span.ask("abort", self._writer.count, self._writer.bytes)
         return AbortFuture(self)
@@ -769,16 +770,25 @@ class Transaction(Writing):
                 return False
             key = self._key_of(FrameKind.COMMIT, order)
             self._runtime.sender.send_soon(*self._buffers[0], key, self._encode_manifest(self._pieces), _ignore)
+            self._completion.is_missing = False
         return True
+
+    def abort_again(self) -> None:
+        """Send the ABORT frame once more."""
+        self._completion.is_missing = False
+        self._send_abort_soon("client")
+
+    def doubt(self) -> None:
+        """Have the leader asked what has become of its commit."""
+        self._runtime.outcomes.doubt(self._plan.group, self._completion)
 
     def is_stranded(self) -> bool:
         """Return True if the buffer with its COMMIT frame has gone with its stream; its leader is asked about it."""
-        stream = self._plan.routes[0].stream
-        if not self._runtime.catalog.has_ended(stream, self._buffers[0][0]):
+        route = self._plan.routes[0]
+        if not self._runtime.catalog.has_lost(route):
             return False
-        self._runtime.outcomes.strand(
-            self._plan.group, self._completion, f"stream {stream} was deleted before its commit was read"
-        )
+        why = f"stream {route.stream}, or its transaction buffer, was deleted before its commit was read"
+        self._runtime.outcomes.strand(self._plan.group, self._completion, why)
         return True
 
     def _encode_manifest(self, pieces: Iterable[Piece]) -> bytes:
@@ -910,8 +920,8 @@ class Transaction(Writing):
         except TimeoutError:
             unknown = OutcomeUnknownError(
                 f"the {wish} of transaction {self.id} was asked for, but not answered within {timeout_s:g} s: "
-                f"{self._runtime.who_leads(self._plan.group)}; it will be carried out unless a newer session of this "
-                "client begins before: ask again to learn the outcome",
+                f"{self._runtime.who_leads(self._plan.group)}; it is carried out once its leader reads that, unless "
+                "a newer session of this client begins before: ask again to learn the outcome",
                 transaction=str(self.id),
             )
             unknown.tell(self._runtime.events(self._plan.group, self.id))

@@ -318,7 +318,9 @@ class Writing:
     def _fail(self, fault: Undelivered) -> None:
         if self._completion.failure is None:
             logger.warning("a frame of transaction %s was not delivered: %s", self.id, fault)
-            what = " (it was closed: its stream was deleted)" if fault.is_closed else ""
+            what = (
+                " (it is closed: its stream was deleted, or its max.message.bytes lowered)" if fault.is_closed else ""
+            )
             self._completion.failure = fault.error(f"send a frame{what}")
 
 

@@ -535,8 +535,8 @@ def _close_all(clusters: list[Cluster]) -> None:
 
 T = TypeVar("T")
 
-_UNHEARD_OF_S: Final = 0.2
-"""Time for which brokers may deny that a topic exists: not all learn at once of a new one."""
+_UNHEARD_OF_S: Final = 1.0
+"""Time for which brokers may deny that a topic exists: not all learn at once of a new one, busy ones last."""
 _NOT_THERE_YET_S: Final = 5.0
 """The same for the leader itself, while others name it as the leader."""
 

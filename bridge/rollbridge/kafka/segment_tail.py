@@ -52,8 +52,8 @@ GAP_MAX: Final = 5_000
 """Offsets appended by others beyond which the last record is searched from the end, instead of reading up to it."""
 WAIT_MS: Final = 200
 """Time in milliseconds that a broker may hold back the answer to a fetch while there is nothing to return."""
-_ANSWER_MS: Final = 250
-"""Time left before a deadline below which no answer is waited for."""
+_ANSWER_S: Final = 1.0
+"""Time left before a deadline below which no answer is waited for; a quarter of the whole time if that is shorter."""
 RUN_MAX: Final = 1_000_000
 """More than the records of any batch."""
 KEYS_MAX: Final = 50_000
@@ -132,7 +132,7 @@ def answer_of(need: Need, reader: LogReader, deadline: Deadline) -> Stretch | in
     if isinstance(need, Missing):
         return _is_missing(need, reader)
     # The answer is to arrive before the deadline, which would cut the request off without a word on what it waits for.
-    left_ms = deadline.left() * 1000 - _ANSWER_MS
+    left_ms = (deadline.left() - min(_ANSWER_S, deadline.timeout_s / 4)) * 1000
     wait_ms = int(min(WAIT_MS, max(left_ms, 0))) if need.offset < need.to else 0
     part = reader.fetch(topic, need.offset, wait_ms=wait_ms, partition=number, last_epoch=need.epoch)
     if part.end == need.offset < need.to and left_ms <= wait_ms:

@@ -258,7 +258,7 @@ class TopicAdmin:
         An existing topic with the same partitions and settings is left alone, even if it was sealed since.
 
         Raises:
-            TopicMismatchError: A topic exists, but differs; it was not changed.
+            TopicMismatchError: A topic exists, but differs; none was changed, and none created.
             InvalidRequestError: A name, number of replicas or setting is not accepted; no topic was created.
         """
         wanted = {spec.name: spec for spec in specs}
@@ -276,12 +276,12 @@ class TopicAdmin:
                     ignoring=ErrorCode.topic_already_exists,
                 )
 
-            if len(wanted) > 1:  # what is refused of some is found before any is made
-                ask(only_validate=True)
+            if len(wanted) > 1:  # what is refused of some, or differs, is found before any is made
+                there = {name: wanted[name] for name in ask(only_validate=True)}
+                _compare(there, self._await_described(cluster, there, deadline))
             existing = ask(only_validate=False)
             described = self._await_described(cluster, wanted, deadline)
-        for name in existing:
-            self._compare(wanted[name], described[name])
+        _compare({name: wanted[name] for name in existing}, described)
         created = frozenset(wanted) - existing
         if created:
             logger.info("created topics %s", ", ".join(sorted(created)))
@@ -530,8 +530,10 @@ class TopicAdmin:
                 )
             backoff.sleep(deadline)
 
-    @staticmethod
-    def _compare(spec: TopicSpec, actual: TopicDescription) -> None:
+
+def _compare(wanted: Mapping[str, TopicSpec], described: Mapping[str, TopicDescription]) -> None:
+    for name, spec in wanted.items():
+        actual = described[name]
         settings = {
             key: value
             for key, value in spec.config.items()
@@ -541,8 +543,8 @@ class TopicAdmin:
         if differences:
             listed = _listed(differences)
             raise TopicMismatchError(
-                f"topic {spec.name} exists and is not as it should be: {listed}; it was left as it is",
-                topic=spec.name,
+                f"topic {name} exists and is not as it should be: {listed}; it was left as it is",
+                topic=name,
                 differences=differences,
             )
 

@@ -580,6 +580,7 @@ class BufferFold:
         deadline_ms = appended_ms + min(lease_ms, self.limits.lease_ms_max)
         if deadline_ms > transaction.deadline_ms:
             transaction.begin = replace(transaction.begin, lease_ms=deadline_ms - transaction.begun_ms)
+            transaction.barrier = None
             self.ages.extend(transaction)
             self.extended.add(transaction.id)
             cause = f"its lease ends {deadline_ms - appended_ms} ms after the frame"
@@ -734,6 +735,7 @@ class BufferFold:
 
     def _learned(self, transaction: BufferedTransaction, appended_ms: int) -> None:
         """Account for streams that have joined a transaction, or are not on its list any more."""
+        transaction.barrier = None
         self.extended.add(transaction.id)
         self.ages.extend(transaction)
         self._reprice(transaction, appended_ms)
@@ -748,8 +750,15 @@ class BufferFold:
     ) -> None:
         """Open a transaction with the first of its BEGIN frames that is read."""
         state = self._state_of(header.transaction)
-        if state is _UNKNOWN and self.ended is not None and self.ended.is_lost(header.transaction, appended_ms):
+        ended = self.ended
+        if (
+            state is _UNKNOWN
+            and ended is not None
+            and 0 < ended.lost_ms >= appended_ms
+            and ended.is_lost(header.transaction, appended_ms, decode_begin(value).client_name)
+        ):
             state = _ENDED
+            ended.add(header.transaction)  # so that whoever asks is told that nobody knows how
         is_owners = header.part == OWNER_PART
         # The buffer of a stream that joined somebody who has resumed it holds nothing from before.
         event = _BEGIN if is_owners or header.segment else Event.RESUME
@@ -936,6 +945,7 @@ class BufferFold:
         if self.chronicle.is_noting:
             self.chronicle.changed(transaction.id, transaction.state, state, _COMMIT, _of_stream(stream))
         transaction.state = state
+        transaction.barrier = None
         owners = transaction.owners
         transaction.ended_by = owners.session
         if owners.part != OWNER_PART:
@@ -995,6 +1005,7 @@ class BufferFold:
             return
         self.chronicle.changed(transaction.id, transaction.state, row.to, event, reason, is_unusual=is_unusual)
         transaction.state = row.to
+        transaction.barrier = None
         transaction.reason = reason
         transaction.cause = cause
         transaction.decided_ms = now_ms

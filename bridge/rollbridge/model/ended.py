@@ -108,6 +108,8 @@ class EndedIds(Container[bytes]):
         fresh: How many have been added since.
         left_out: How many were left out because there are too many ranges.
         lost_ms: What was begun until then, ms since 1970, has ended unless it is known to be open; 0 if that is not so.
+        has_outcome: Tells whether a client's transaction has an outcome, by what is remembered beside the commit log;
+            None if that does not tell.
         is_given: Tells ids that were given out. A member of the group may have others refused, which ends them; these
             are not added, since they may be given out some day.
     """
@@ -119,6 +121,7 @@ class EndedIds(Container[bytes]):
         "_spared",
         "_starts",
         "fresh",
+        "has_outcome",
         "is_given",
         "left_out",
         "log_end",
@@ -136,6 +139,7 @@ class EndedIds(Container[bytes]):
         self.left_out = 0
         self.lost_ms = 0
         self.is_given: Callable[[bytes], bool] = lambda _: True
+        self.has_outcome: Callable[[bytes, str], bool | None] = lambda *_: None
         self._is_whole = True
 
     @classmethod
@@ -305,9 +309,13 @@ class EndedIds(Container[bytes]):
         self._is_whole = False
         self._spared.update(item for item in map(_counter, open_ids) if item is not None)
 
-    def is_lost(self, transaction: bytes, begun_ms: int) -> bool:
-        """Return whether one that began at a time counts as ended because nothing is known of it."""
-        return 0 < self.lost_ms >= begun_ms and _counter(transaction) not in self._spared
+    def is_lost(self, transaction: bytes, begun_ms: int, client: str = "") -> bool:
+        """Return whether one that a client began at a time counts as ended, as the log does not tell that any more."""
+        return (
+            0 < self.lost_ms >= begun_ms
+            and _counter(transaction) not in self._spared
+            and self.has_outcome(transaction, client) is not False
+        )
 
     def void(self, number: int, count: int, open_ids: Iterable[bytes]) -> None:
         """Count everything below a count as ended, but for the transactions that are open."""

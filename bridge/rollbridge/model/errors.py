@@ -21,8 +21,7 @@ class PortableError(Exception):
 
 
 def _restored(kind: type[E], args: tuple[object, ...], attributes: Mapping[str, Any]) -> E:
-    error = kind.__new__(kind, *args)
-    error.args = args
+    error = kind.__new__(kind, *args)  # which sets ``args``
     vars(error).update(attributes)
     return error
 

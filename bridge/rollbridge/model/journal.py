@@ -14,7 +14,9 @@ zero byte and the path of the node. The value for a deleted stream is the name o
 buffers, and the existing topics. Counters are raised beyond anything that may have been issued meanwhile, lost nodes
 are written again, and changes that were in progress at the time of the backup and finished since are removed, so that
 they are not carried out twice. A repair begins with a mark that keeps every leader away and ends with its removal; each
-step may be repeated. Pure.
+step may be repeated.
+
+:func:`begin_log` repairs a group whose commit log was deleted. Pure.
 """
 
 from __future__ import annotations
@@ -26,7 +28,13 @@ from typing import Final
 from rollbridge.model import paths
 from rollbridge.model.changes import EpochTransition, works_of
 from rollbridge.model.epochs import EpochRecord
-from rollbridge.model.errors import CorruptDataError, InvalidNameError
+from rollbridge.model.errors import (
+    CorruptDataError,
+    InvalidNameError,
+    InvalidRequestError,
+    NewerFormatError,
+    NotFoundError,
+)
 from rollbridge.model.ids import NUMBER_MAX, SHARED_MAX, Epoch, TransactionId, parse_number
 from rollbridge.model.late import LateNotes
 from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
@@ -49,6 +57,9 @@ from rollbridge.model.sessions import floor_of, highest_floor
 _MARK: Final = b"\0"
 DELETED: Final = b""
 """Value for a deleted stream of which no numbers are known."""
+
+LOG_BEGINS: Final = b"its commit log is being begun anew; run rollbridge repair --commit-log again"
+"""Mark of a group while :func:`begin_log` is carried out."""
 
 Journal = Mapping[str, bytes]
 """Values of nodes by their paths."""
@@ -120,7 +131,7 @@ def lost(
             found.append(f"ZooKeeper does not know stream {stream}")
             continue
         if _age(value) > _age(there):
-            found.append(f"the settings of stream {stream} were changed, or it was created again")
+            found.append(f"the settings of stream {stream} were changed, or segments prepared, or it was created again")
         prefix = f"{paths.epochs(stream)}/"
         last = max((int(path.removeprefix(prefix)) for path in nodes if path.startswith(prefix)), default=-1)
         newest = max(epochs_of(journal, stream), default=-1)
@@ -147,10 +158,13 @@ def highest_number(group: bytes | None) -> int:
     return max([record.number, *record.former_numbers])
 
 
-def _age(config: bytes) -> tuple[int, int]:
-    """Return the sort key of a stream's configurations, from older to newer."""
+def _age(config: bytes) -> tuple[int, int, int]:
+    """Return the sort key of a stream's configurations, from older to newer.
+
+    Without the count of prepared segments, a number would be given out again after a repair.
+    """
     known = StreamConfig.from_json(config)
-    return known.first_epoch, known.revision
+    return known.first_epoch, known.revision, known.prepared
 
 
 def _lost_deletion(
@@ -243,6 +257,11 @@ def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Rep
     Raises:
         CorruptDataError: A loss cannot be reconstructed; nothing can be repaired.
     """
+    for group in groups:
+        if nodes.get(paths.outdated(group.name)) == LOG_BEGINS:
+            raise InvalidRequestError(
+                f"first run `rollbridge repair --commit-log {group.name}` again, which was interrupted"
+            )
     cleared = [step for group in groups for step in _clear_epochs(nodes, group)]
     steps = list(_parents(nodes, groups))
     steps += [step for group in groups for step in _mark(nodes, group, now_ms)]
@@ -254,6 +273,74 @@ def plan(nodes: Nodes, groups: Sequence[GroupEvidence], now_ms: int) -> list[Rep
     unmarked = tuple(DeleteNode(paths.outdated(group.name)) for group in groups)
     steps.append(RepairStep("let coordinators lead again", (unmarked,)))
     return steps
+
+
+def begin_log(
+    nodes: Nodes, name: GroupName, journal: Journal, topics: Mapping[str, str], now_ms: int
+) -> list[RepairStep]:
+    """Return the steps that begin the commit log of a group anew, in order.
+
+    What has committed is in the segments, and stays. Which transactions of the buffers have ended is not known any
+    more, and none may be committed twice: the buffers are deleted as well, and the next leader makes them anew.
+
+    Args:
+        nodes: All of ZooKeeper below the root path, by path.
+        name: The group.
+        journal: Its journal.
+        topics: All topics there are, with their ids.
+        now_ms: The time.
+
+    Raises:
+        NotFoundError: There is no such group.
+        InvalidRequestError: Its log is there, or ZooKeeper was set back.
+        CorruptDataError: The settings of a stream cannot be read, and are not in the journal.
+    """
+    raw, log, mark = nodes.get(paths.group(name)), name.commit_log_topic, paths.outdated(name)
+    if raw is None:
+        raise NotFoundError(f"there is no transaction group {name}; nothing was changed")
+    group = Group.from_json(raw)
+    journaled = journal.get(paths.group(name))
+    known = "" if journaled is None else Group.from_json(journaled).commit_log_topic_id
+    if nodes.get(mark, LOG_BEGINS) != LOG_BEGINS or (known == topics.get(log) and known != group.commit_log_topic_id):
+        raise InvalidRequestError(
+            "ZooKeeper was set back: `rollbridge repair --force` restores it; nothing was changed"
+        )
+    if mark not in nodes and topics.get(log) == group.commit_log_topic_id:
+        raise InvalidRequestError(f"commit log {log} is the one that ZooKeeper names; nothing was changed")
+    marked = () if mark in nodes else ((CreateNode(mark, LOG_BEGINS),),)
+    steps = [RepairStep(f"keep coordinators from leading {name}", marked)]
+    steps.append(_controller(nodes, GroupEvidence(name=name, journal=journal), now_ms))
+    for stream, config in _streams_in(nodes, journal, name):
+        buffer = config.buffer_topic
+        fresh = replace(config, buffer_topic_id="", life_id=config.identity, revision=config.revision + 1)
+        what = f"delete transaction buffer {buffer}, which the next leader makes anew; what is open in it is lost"
+        gone = {buffer: topics[buffer]} if buffer in topics else {}
+        steps.append(RepairStep(what, ((_put(nodes, paths.stream(stream), fresh.to_json()),),), gone))
+    for number in range(paths.BUCKETS):
+        bucket = f"{paths.transactions(name)}/{number:02x}"
+        steps += _delete(nodes, f"drop records of transactions of {name}, whose outcomes are unknown", bucket)
+    marks = (DeleteNode(paths.log_marks(name)),) if paths.log_marks(name) in nodes else ()
+    fresh_group = replace(group, commit_log_topic_id="", terminated_topic_id="").to_json()
+    what = f"have the next leader begin {log} anew; outcomes that were in it alone are unknown"
+    gone = {log: topics[log]} if log in topics else {}
+    steps.append(RepairStep(what, ((*marks, SetNode(paths.group(name), fresh_group)),), gone))
+    steps.append(RepairStep("let coordinators lead again", ((DeleteNode(mark),),)))
+    return steps
+
+
+def _streams_in(nodes: Nodes, journal: Journal, name: GroupName) -> Iterator[tuple[StreamName, StreamConfig]]:
+    """Give the streams of a group that are not being deleted; those that cannot be read as the journal has them."""
+    parent = paths.streams(name.scope)
+    for path in _children(nodes, parent):
+        stream = StreamName(name.scope, path.rpartition("/")[2])
+        try:
+            config = StreamConfig.from_json(nodes[path])
+        except CorruptDataError as fault:
+            if isinstance(fault, NewerFormatError) or is_deleted(journal.get(path, DELETED)):
+                raise
+            config = StreamConfig.from_json(journal[path])
+        if config.group == name and config.state is StreamState.ACTIVE:
+            yield stream, config
 
 
 def _shared_counter(nodes: Nodes, groups: Sequence[GroupEvidence]) -> RepairStep:
@@ -280,13 +367,18 @@ def _numbers(nodes: Nodes, groups: Sequence[GroupEvidence]) -> RepairStep:
         if formers:
             highest = max(highest, *formers)
             floor = max(item.counter_floor for item in records)
-            fresh = replace(records[0], number=0, former_numbers=tuple(sorted(formers)), counter_floor=floor)
-            if not fresh.commit_log_topic_id:
-                fresh = replace(records[-1], number=0, former_numbers=fresh.former_numbers, counter_floor=floor)
+            newest = records[-1] if _is_log_newer(group, records[-1], records[0]) else records[0]
+            fresh = replace(newest, number=0, former_numbers=tuple(sorted(formers)), counter_floor=floor)
             operations.append(SetNode(path, fresh.to_json()))
     put = _put(nodes, paths.GROUP_NUMBERS, b"%d" % (highest + 1))
     what = f"have {len(operations)} groups numbered anew, from {highest + 1} on"
     return RepairStep(what, _batches([put, *operations]))
+
+
+def _is_log_newer(group: GroupEvidence, journaled: Group, there: Group) -> bool:
+    """Return whether the journal knows the commit log and ZooKeeper does not, or one that was there before."""
+    known = there.commit_log_topic_id
+    return not known or (journaled.commit_log_topic_id == group.topics.get(group.name.commit_log_topic) != known)
 
 
 def _parents(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[RepairStep]:
@@ -319,7 +411,11 @@ def _mark(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[RepairSte
             *(CreateNode(item, b"") for item in paths.group_skeleton(name)),
         )
         yield RepairStep(f"restore group {name}, which was created since", (whole,))
-    if value is not None and path in nodes and not Group.from_json(nodes[path]).commit_log_topic_id:
+    if (
+        value is not None
+        and path in nodes
+        and _is_log_newer(group, Group.from_json(value), Group.from_json(nodes[path]))
+    ):
         yield RepairStep(f"restore what group {name} consists of", ((SetNode(path, value),),))
 
 

@@ -438,6 +438,11 @@ def segment_topic_pattern(stream: StreamName) -> str:
     return rf"{re.escape(stream.scope)}\.{re.escape(stream.stream)}\.segment-[0-9]+\.epoch-[0-9]+"
 
 
+def group_named(text: str) -> GroupName:
+    """Return the group that a user names: ``scope/group``, or the scope of its default group."""
+    return GroupName.parse(text) if "/" in text else GroupName(text)
+
+
 def group_of_terminated(topic: str) -> GroupName | None:
     """Return the group of a topic of terminated transactions; None for any other topic."""
     try:

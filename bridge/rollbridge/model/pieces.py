@@ -408,6 +408,9 @@ class BufferedTransaction:
     first_offsets: dict[Partition, int] = field(default_factory=dict)
     log_position: int = 0
     """The commit log holds no outcome of it, or of a transaction that began after it, before this offset."""
+    barrier: Mapping[Partition, int] | None = None
+    """Ends of its buffers that whoever leads has to fold before it decides; None until they are looked up. They are
+    those of one question: a lease that is extended, a stream that joins or a commit asks another one."""
     owners: Owners = field(init=False)
     ended_by: SessionName = NO_SESSION
     """Session that asked for its end; another one may have resumed the transaction since."""

@@ -69,6 +69,8 @@ class Route:
     """What the segments take beyond the stream's own limit, if they are partitions of an adopted topic."""
     headers: HeaderForm = HeaderForm.FIRST
     """Which records carry rollbridge's header."""
+    buffer_id: str = ""
+    """Kafka's id of the buffer; another one under its name has not what was written to this one."""
 
     @classmethod
     def of(cls, config: StreamConfig, record: EpochRecord) -> Route:
@@ -90,6 +92,7 @@ class Route:
             topic=config.topic,
             limits=config.limits_in(record.reference_epoch),
             headers=config.headers,
+            buffer_id=config.buffer_topic_id,
         )
 
 

@@ -115,10 +115,11 @@ class Catalog:
         view = self.view(stream)
         return place_of_partition(view.config.places, partition, view.history, lambda: self.read(stream).history)
 
-    def has_ended(self, stream: str, buffer_topic: str) -> bool:
-        """Return True if the life of a stream that had this buffer is over, or about to be."""
+    def has_lost(self, route: Route) -> bool:
+        """Return True if the buffer of a route is gone, or about to be: its stream was deleted, or has another one."""
         try:
-            return self.view(stream).route.buffer_topic != buffer_topic
+            now = self.view(route.stream).route
+            return (now.buffer_topic, now.buffer_id) != (route.buffer_topic, route.buffer_id)
         except (StreamNotFoundError, ScopeNotFoundError):
             return True
         except RollbridgeError:
@@ -149,8 +150,7 @@ class Catalog:
         name = StreamName.parse(stream)
         before = self._views.get(stream)
         config = self._metadata.stream(name)
-        if config is not None and config.topic:
-            # What an adopted topic takes may change at any time.
+        if config is not None:  # what an adopted topic takes may change, and which buffer a stream has
             config = self._metadata.stream(name, lambda: self._changed(stream))
         known = before.history if before is not None and before.config == config else None
         history = self._metadata.history(name, lambda: self._changed(stream), known)

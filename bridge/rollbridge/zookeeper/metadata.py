@@ -10,12 +10,12 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from math import inf
-from typing import Final
+from typing import Final, TypeVar
 
 from rollbridge.calls import Deadline, answers_within, patience_s
 from rollbridge.errors import (
@@ -57,6 +57,7 @@ from rollbridge.zookeeper.errors import (
 from rollbridge.zookeeper.session import Watch, Znode, ZooKeeperSession
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _TELL_S: Final = 2.0
 """Seconds without an answer after which a log says why that may be."""
@@ -85,6 +86,20 @@ class Lead:
     def age_s(self, now_s: float) -> float:
         """Return its duration so far in seconds; at least 0 where clocks differ."""
         return max(now_s - self.since_ms / 1000, 0.0)
+
+
+def _each(ask: Callable[[list[str]], Sequence[T]], wanted: list[str]) -> list[T | ZooKeeperRefusedError]:
+    try:
+        return list(ask(wanted))
+    except ZooKeeperRefusedError as refused:
+        if len(wanted) == 1:
+            return [refused]
+    middle = len(wanted) // 2
+    return [*_each(ask, wanted[:middle]), *_each(ask, wanted[middle:])]
+
+
+def _listed(found: list[str] | ZooKeeperRefusedError) -> list[str]:
+    return sorted(found) if isinstance(found, list) else []
 
 
 def _readable(node: Znode | RollbridgeError | None) -> Znode | None:
@@ -198,9 +213,10 @@ class Metadata:
 
     def histories(self, names: Sequence[StreamName]) -> Iterator[EpochHistory | RollbridgeError | None]:
         """Yield the epochs of each stream, as :meth:`history` returns them, or what it raises; asked for together."""
-        numbers = self.session.children_many([paths.epochs(name) for name in names])
+        numbers = _each(self.session.children_many, [paths.epochs(name) for name in names])
         wanted = [
-            [*(f"{paths.epochs(name)}/{number}" for number in sorted(found)), paths.truncation(name)]
+            # What may not be listed is read by itself below, which tells why.
+            [*(f"{paths.epochs(name)}/{number}" for number in _listed(found)), paths.truncation(name)]
             for name, found in zip(names, numbers, strict=True)
         ]
         nodes = iter(self.get_each([path for group in wanted for path in group]))
@@ -253,13 +269,7 @@ class Metadata:
 
     def get_each(self, wanted: list[str]) -> list[Znode | ZooKeeperRefusedError | None]:
         """Return nodes; the error stands for one that ZooKeeper refuses to give."""
-        try:
-            return list(self.session.get_many(wanted))
-        except ZooKeeperRefusedError as refused:
-            if len(wanted) == 1:
-                return [refused]
-        middle = len(wanted) // 2
-        return [*self.get_each(wanted[:middle]), *self.get_each(wanted[middle:])]
+        return _each(self.session.get_many, wanted)
 
     def lay_out(self) -> None:
         """Create the missing parents of everything else, so that they belong to this session's identity."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from rollbridge.errors import CorruptDataError
@@ -31,6 +32,7 @@ from rollbridge.model.ended import (
     marks_to_keep,
     short_until_ms,
 )
+from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import Partition
 from rollbridge.model.records import (
     FOREVER,
@@ -56,12 +58,14 @@ from rollbridge_coordinator.state.effects import (
     Messages,
     Now,
     ReadEnded,
+    StartOffsets,
     Steps,
     Write,
     read_node,
 )
 from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
+from rollbridge_coordinator.state.preserver import Absence
 from rollbridge_coordinator.state.upkeep import place_to_truncate
 
 logger = logging.getLogger(__name__)
@@ -93,16 +97,18 @@ def restore_ended(group: GroupState, values: Sequence[tuple[str, bytes]], first:
         except CorruptDataError as fault:
             group.snapshots.warn(f"the ended transactions of {group.name} are read from the commit log: {fault}")
     newest = max(known, key=lambda item: item.log_end, default=None)
+    ended = EndedIds() if newest is None else newest
+    ended.has_outcome = partial(_has_outcome, group)
     if newest is not None and newest.log_end >= first:
         if group.log.listed_in != {group.snapshots.index_topic}:  # snapshots have another format now
             newest.fresh = group.settings.outcomes_unlisted_max
         return newest
-    if newest is not None:
+    if newest is not None or first:
+        until = 0 if newest is None else newest.log_end
         group.snapshots.warn(
-            f"the commit log of {group.name} begins at {first}, behind offset {newest.log_end} up to which it is "
-            "written down which transactions have ended: somebody else has deleted records of it"
+            f"the commit log of {group.name} begins at {first}, behind offset {until} up to which it is written down "
+            "which transactions have ended: somebody else has deleted records of it; what may have ended is dropped"
         )
-    ended = EndedIds() if newest is None else newest
     if first or end <= REBUILT_MAX:
         ended.merge((yield from ReadEnded(group.commit_log, first, end)))
     ended.written(end)
@@ -111,7 +117,27 @@ def restore_ended(group: GroupState, values: Sequence[tuple[str, bytes]], first:
         # What has its outcome before was begun before. Others that were begun then, and are open, have been recorded.
         until_ms = short_until_ms(group.log.marks, first)
         ended.lose((yield from Now()) if until_ms is None else until_ms, group.recorded)
+        group.log.doubtful = frozenset(group.recorded)
     return ended
+
+
+def _has_outcome(group: GroupState, transaction: bytes, client: str) -> bool | None:
+    if group.preserver is None:
+        return None
+    found = group.preserver.find(TransactionId.from_bytes(transaction), client)
+    return None if found is Absence.FORGOTTEN else found is not Absence.UNKNOWN
+
+
+def may_have_ended(group: GroupState, transaction: bytes, client: str, *, is_open: bool) -> bool:
+    """Return whether a transaction on record may have its outcome in a part of the commit log that is gone.
+
+    Its record goes a moment after its outcome. Nobody has asked for the end of one that ``is_open``.
+    """
+    if transaction not in group.log.doubtful:
+        return False
+    assert group.fold.ended is not None
+    known = group.fold.ended.has_outcome(transaction, client)
+    return not is_open if known is None else known
 
 
 def learn_ended(group: GroupState, outcomes: Iterable[bytes]) -> None:
@@ -132,6 +158,19 @@ def keep_ended(group: GroupState, _: int) -> Steps[None]:
     """Write down which transactions have ended, once there are many more than there were the last time."""
     ended = group.fold.ended
     if ended is not None and ended.fresh >= group.settings.outcomes_unlisted_max:
+        yield from write_ended(group)
+
+
+def keep_emptied(group: GroupState) -> Steps[None]:
+    """Write down which transactions have ended if somebody else has deleted records of the commit log that tell."""
+    ended, place = group.fold.ended, (group.commit_log, 0)
+    assert ended is not None
+    start = (yield from StartOffsets([place]))[place]
+    if start > ended.log_end:
+        group.snapshots.warn(
+            f"somebody else has deleted records of the commit log of {group.name}, up to offset {start}; which "
+            "transactions have ended there is written down now"
+        )
         yield from write_ended(group)
 
 

@@ -47,7 +47,6 @@ from rollbridge_coordinator.procedures.upkeep import (
     await_frames,
     expire_bookkeeping,
     expire_overdue,
-    forget_barriers,
     forsake_held,
     record_extended,
     record_long,
@@ -133,7 +132,6 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         yield from retry_held(group, stamp_ms)
     yield from keep_journal(group)
     if group.fold.extended:
-        forget_barriers(group)
         yield from undertake(group, "records of extended leases", record_extended, now_ms)
     deadline = group.fold.ages.next_deadline_ms()
     if deadline is not None and deadline < group.times.lease(now_ms):
@@ -216,5 +214,5 @@ def drain(group: GroupState, now_ms: int) -> Steps[None]:
                 group.fold.refuse(transaction.id, reason, now_ms)
             case Incomplete(transactions):
                 yield from await_frames(group, transactions, now_ms)
-                if all(item.id in group.barriers for item in transactions):
+                if all(item.barrier is not None for item in transactions):
                     return

@@ -427,7 +427,7 @@ def _append_offsets(group: GroupState, transactions: Sequence[BufferedTransactio
 def settle(group: GroupState, transactions: Sequence[BufferedTransaction], *, rolled: bool = False) -> None:
     """Drop transactions whose outcome has become durable, but for what the preserver remembers of them."""
     adopt(group)
-    doubts, barriers, begun, recorded = group.doubts, group.barriers, group.begun, group.recorded
+    doubts, begun, recorded = group.doubts, group.begun, group.recorded
     doubts.end()
     committing = State.COMMITTING
     committed = 0
@@ -444,8 +444,6 @@ def settle(group: GroupState, transactions: Sequence[BufferedTransaction], *, ro
             doubts.forget(identifier)
         if group.failed_rounds:
             group.failed_rounds.pop(identifier, None)
-        if barriers:
-            barriers.pop(identifier, None)
         if begun:
             begun.discard(identifier)
         if recorded and identifier in recorded:

@@ -175,7 +175,8 @@ def open_preserver(
         faults.append(f"topic {topic} was deleted or made again; the outcomes in it are forgotten")
     for fault in faults:
         logger.warning("%s: %s", name, fault)
-    is_new_group = not known.commit_log_topic_id
+    # A group whose log was lost and is begun anew has a number.
+    is_new_group = not (known.commit_log_topic_id or known.number or known.former_numbers)
     if faults or not (is_known or is_new_group):
         draft = preserver.raise_horizon((yield from _horizon(known)))
         yield from AppendMessages(_messages(name, draft))

@@ -139,7 +139,7 @@ def waits_for(group: GroupState, item: BufferedTransaction) -> str:
     why = why_waits(group, item)
     if why is not None:
         return f"waits for {why}"
-    if item.id in group.barriers:
+    if item.barrier is not None:
         return "its lease is over; the buffers are read to their ends"
     return ""
 

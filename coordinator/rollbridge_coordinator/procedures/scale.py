@@ -136,14 +136,15 @@ def finish_scale(group: GroupState, scaling: EpochTransition, node: str) -> Step
         raise StaleStateError(f"epoch {scaling.epoch} of {scaling.stream} exists, but its scale is not finished")
     record, history, closed = _plan(stream, scaling.seal, scaling.ranges, scaling.created_ms, scaling.reason)
     places = list(closed.values())
-    if stream.is_on_topic and not (yield from is_its_topic(stream.config)):
-        return (yield from _drop(group, scaling, node))
+    adopted = {stream.config.topic: stream.config.topic_id} if stream.is_on_topic else {}
     try:
         yield from CreateTopics(
             [segment_topic_spec(stream.config, item.id) for item in history.began_with(record.epoch)]
         )
-        ends = yield from Seal(places)
+        ends = yield from Seal(places, adopted)
     except EffectRefusedError as refused:
+        if adopted and isinstance(refused.effect, Seal) and refused.code == ConflictError.code:
+            return (yield from _drop(group, scaling, node))
         return (yield from _give_up(group, scaling, refused, node))
     if len(ends) < len(places):
         yield from suspend(group, node, scaling, [place for place in places if place not in ends])

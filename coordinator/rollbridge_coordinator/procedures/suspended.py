@@ -94,13 +94,13 @@ TELL_MS: Final = 60_000
 def look_again(places: Sequence[Partition], before: Wait | None, now_ms: int) -> Steps[Wait | None]:
     """Look for obstacles to a seal; return the next state of the wait, None if nothing lasts over two looks.
 
-    A wait that has seen nothing yet was for something else, so this counts as the first look. A leader that comes late
-    to its second look, because it has had much to do, looks twice.
+    A wait that has seen nothing yet was for something else, as was one at other places, so this counts as the first
+    look. A leader that comes late to its second look, because it has had much to do, looks twice.
     """
-    found = frozenset((yield from LookForObstacles(places)))
-    if before is None or not before.seen:
+    found, where = frozenset((yield from LookForObstacles(places))), frozenset(places)
+    if before is None or not before.seen or (before.places and before.places != where):
         since_ms = now_ms if before is None else before.since_ms
-        return Wait(since_ms, now_ms + LOOK_SOON_MS, found) if found else None
+        return Wait(since_ms, now_ms + LOOK_SOON_MS, found, places=where) if found else None
     seen = before.seen
     if found and now_ms - before.due_ms >= FAR_MS:
         seen |= found
@@ -108,7 +108,7 @@ def look_again(places: Sequence[Partition], before: Wait | None, now_ms: int) ->
     lasting = found & seen
     if not lasting:
         return None
-    return replace(before, due_ms=now_ms + LOOK_AGAIN_MS, seen=found, lasting=lasting)
+    return replace(before, due_ms=now_ms + LOOK_AGAIN_MS, seen=found, lasting=lasting, places=where)
 
 
 def is_due(wait: Wait, now_ms: int, most_ms: int = LOOK_AGAIN_MS) -> bool:

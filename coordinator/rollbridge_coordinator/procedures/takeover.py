@@ -29,9 +29,17 @@ from rollbridge.model.pieces import LateBegin
 from rollbridge.model.records import Group, SetNode
 from rollbridge.model.replay import BufferPlace, log_start
 from rollbridge.model.snapshots import AbortedTransactions, Snapshot, choose, index_keys, partition_name, segment_key
-from rollbridge_coordinator.procedures.commit_log import learn_ended, load_log, restore_ended
+from rollbridge.model.transaction import State
+from rollbridge_coordinator.procedures.commit_log import learn_ended, load_log, may_have_ended, restore_ended
 from rollbridge_coordinator.procedures.counters import look_at_counter, look_at_shared, open_counter
-from rollbridge_coordinator.procedures.journal import check_birth, check_journal, check_mark, keep_journal, open_journal
+from rollbridge_coordinator.procedures.journal import (
+    check_birth,
+    check_journal,
+    check_mark,
+    keep_journal,
+    open_journal,
+    refuse,
+)
 from rollbridge_coordinator.procedures.outcomes import open_preserver
 from rollbridge_coordinator.procedures.preparing import load_merging
 from rollbridge_coordinator.procedures.refusals import unsealed_fault
@@ -156,11 +164,19 @@ def finish_restore(group: GroupState) -> Steps[None]:
 
 
 def _drop_ended(group: GroupState) -> None:
-    """Drop what seems open and has ended so long ago that the commit log was not read back to its outcome."""
+    """Drop what seems open and has ended so long ago that the commit log was not read back to its outcome.
+
+    Where somebody else has deleted that part of it, drop what may have ended: a transaction that is on record is open
+    if nobody has asked for its end.
+    """
     ended = group.fold.ended
     assert ended is not None
     for transaction in [
-        item.id for item in group.fold.open.values() if item.id in ended or ended.is_lost(item.id, item.begun_ms)
+        item.id
+        for item in group.fold.open.values()
+        if item.id in ended
+        or ended.is_lost(item.id, item.begun_ms, item.begin.client_name)
+        or may_have_ended(group, item.id, item.begin.client_name, is_open=item.state is State.OPEN)
     ]:
         group.fold.discard(transaction)
         group.counts["transactions_ended_long_ago"] += 1
@@ -370,6 +386,9 @@ def _read_logs(
     """Load the snapshots of the buffers, and the part of the commit log that neither they nor the tail cover.
 
     Its outcomes are put into ``terminated``, by which the fold drops frames.
+
+    Raises:
+        StaleStateError: somebody has deleted the log, or records of it, meanwhile.
     """
     group.snapshots.replication_factor = replication_factor
     start = yield from restore_snapshots(group)
@@ -384,6 +403,10 @@ def _read_logs(
         group.fold.late, group.fold.late_streams = {}, group.streams.keys()
     elif tail is not None and tail.log_start > ended.log_end:
         ended.merge((yield from ReadEnded(group.commit_log, ended.log_end, tail.log_start)))
+    starts = yield from StartOffsets([(group.commit_log, 0)])
+    ids = yield from TopicIds([group.commit_log])
+    if starts[group.commit_log, 0] > first or ids.get(group.commit_log) != group.log.topic_id:
+        raise StaleStateError(f"commit log {group.commit_log}, or records of it, were deleted while it was read")
     group.fold.ended = ended
     group.fold.log_position = start
     group.begun = set(summary.begun)
@@ -441,18 +464,18 @@ def _check_commit_log(group: GroupState, replication_factor: int) -> Steps[None]
             raise StaleStateError(f"group {name} is gone")
         known = fresh
     else:
-        yield from _check_ids({name.commit_log_topic: known.commit_log_topic_id})
-    yield from load_log(group, known)
-
-
-def _check_ids(expected: Mapping[str, str]) -> Steps[None]:
-    ids = yield from TopicIds(sorted(expected))
-    for topic, identity in expected.items():
-        if ids.get(topic) != identity:
+        topic, identity = name.commit_log_topic, known.commit_log_topic_id
+        found = (yield from TopicIds([topic])).get(topic)
+        if found != identity:
+            journaled = group.journal.nodes.get(paths.group(name))
+            if journaled is not None and Group.from_json(journaled).commit_log_topic_id == found:
+                yield from refuse(group, [f"commit log {topic} was begun anew, ZooKeeper knows the one before"])
+            is_what = "does not exist" if found is None else f"has id {found}, and {identity} is on record"
             raise CorruptDataError(
-                f"topic {topic} has id {ids.get(topic, 'none: it does not exist')} but {identity} is on record: it was "
-                "deleted or made again behind our back, so outcomes may be lost; nothing was written, restore the topic"
+                f"commit log {topic} {is_what}: it was deleted, and with it what has become of transactions; nothing "
+                f"was written; `rollbridge repair --commit-log {name}` begins it anew, without what is open"
             )
+    yield from load_log(group, known)
 
 
 def _load_records(group: GroupState) -> Steps[None]:

@@ -52,10 +52,12 @@ from rollbridge.model.records import (
 )
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.transaction import State
+from rollbridge_coordinator.procedures.commit_log import keep_emptied, may_have_ended
 from rollbridge_coordinator.procedures.refusals import FAULT_CHARACTERS_MAX, show_fault
 from rollbridge_coordinator.procedures.retention import load_stream
 from rollbridge_coordinator.procedures.suspended import take_out
 from rollbridge_coordinator.state.effects import (
+    CreateTopics,
     EffectRefusedError,
     EnsureNodes,
     LookAtTopics,
@@ -63,11 +65,12 @@ from rollbridge_coordinator.state.effects import (
     ReadNodes,
     Steps,
     TopicLook,
+    Write,
     read_children,
 )
 from rollbridge_coordinator.state.faults import LEADERLESS, StaleStateError
 from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.streams import Doomed, LedStream, Unled
+from rollbridge_coordinator.state.streams import Doomed, LedStream, Unled, buffer_topic_spec
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +103,7 @@ def load_streams(group: GroupState, unreadable: Mapping[str, str]) -> Steps[None
                 group.faults.restore(own, before)
         elif found is not None:
             _exclude(group, Unled(found[0]), found[1], before)
+    yield from _make_buffers(group, now_ms)
     looks = yield from LookAtTopics([item.config.buffer_topic for item in group.streams.values()], is_patient=True)
     for own, stream in list(group.streams.items()):
         topic, before = stream.config.buffer_topic, group.faults.get(own)
@@ -111,6 +115,25 @@ def load_streams(group: GroupState, unreadable: Mapping[str, str]) -> Steps[None
             del group.streams[own]
             is_lost = fault.code == BUFFER_LOST and bool(looks[topic].topic_id)  # another topic has its name
             _exclude(group, Unled(stream.config, is_lost, is_watched), fault, before)
+
+
+def _make_buffers(group: GroupState, now_ms: int) -> Steps[None]:
+    """Make the buffers that ``repair --commit-log`` has deleted; a stream whose buffer is refused is not led."""
+    for own, stream in list(group.streams.items()):
+        if stream.config.buffer_topic_id:
+            continue
+        topic = stream.config.buffer_topic
+        try:
+            ids = yield from CreateTopics([buffer_topic_spec(stream.config)])
+        except EffectRefusedError as refused:
+            del group.streams[own]
+            why = f"its transaction buffer, topic {topic}, cannot be made; the next leader tries: {refused.reason}"
+            fault = StreamFault(why[:FAULT_CHARACTERS_MAX], BUFFER_UNREADABLE, topic, now_ms)
+            _exclude(group, Unled(stream.config, is_watched=False), fault, None)
+            continue
+        stream.config = replace(stream.config, buffer_topic_id=ids[topic])
+        if not (yield from Write([SetNode(paths.stream(stream.config.name), stream.config.to_json())])):
+            raise StaleStateError(f"stream {own} is gone")
 
 
 def ensure_slots(group: GroupState) -> Steps[None]:
@@ -140,13 +163,20 @@ def show_unled(group: GroupState) -> Steps[None]:
 def look_at_streams(group: GroupState, now_ms: int) -> Steps[None]:
     """Look at intervals at what keeps streams from being led, and whether the buffers of the others are there.
 
+    The commit log, too: a takeover tells what has become of it.
+
     Raises:
-        StaleStateError: a stream can be led again, or cannot be led any more.
+        StaleStateError: a stream can be led again, or it or the group cannot be led any more.
     """
     if not group.housekeeping.is_due("streams that are not led", now_ms, LOOK_MS, at_once=False):
         return
     configs = [item.config for item in group.streams.values()] + [item.config for item in group.unled.values()]
-    looks = yield from LookAtTopics([config.buffer_topic for config in configs])
+    looks = yield from LookAtTopics([group.commit_log, *(config.buffer_topic for config in configs)])
+    log = looks[group.commit_log]
+    if not log.refused and log.topic_id != group.log.topic_id:
+        raise StaleStateError(f"commit log {group.commit_log} was deleted, or made again")
+    if not log.refused:
+        yield from keep_emptied(group)
     for own, stream in group.streams.items():
         fault = buffer_fault(stream.config, looks[stream.config.buffer_topic], now_ms)
         if fault is not None and looks[stream.config.buffer_topic].refused != LEADERLESS:  # that passes by itself
@@ -221,6 +251,8 @@ def _end_unread(group: GroupState, now_ms: int) -> Steps[frozenset[bytes]]:
         for identifier, raw in zip(part, values.values(), strict=True):
             record = _record_in(raw)
             if record is None or ended.is_lost(identifier.bytes, record.begun_ms):
+                continue
+            if may_have_ended(group, identifier.bytes, record.client_name, is_open=False):
                 continue
             if any(name in group.unled and not _is_lost(group, name) for name in record.streams):
                 waiting.add(identifier.bytes)

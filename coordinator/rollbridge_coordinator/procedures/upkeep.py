@@ -48,8 +48,7 @@ def expire_overdue(group: GroupState, now_ms: int) -> Steps[None]:
     overdue = group.fold.ages.overdue(group.times.lease(now_ms))
     yield from _set_barriers(group, overdue)
     for transaction in overdue:
-        barrier = group.barriers.get(transaction.id)
-        if barrier is not None and group.is_folded(barrier):
+        if transaction.barrier is not None and group.is_folded(transaction.barrier):
             unled = group.unled_of(transaction) if group.unled else None
             if unled is not None:  # where its commit may stand, too
                 refuse_waiting(group, transaction, unled, now_ms)
@@ -62,12 +61,6 @@ def measure_logs(group: GroupState, now_ms: int) -> Steps[None]:
     """Note how much the commit log and the buffers take on disk, at intervals; only metrics tell it."""
     if group.housekeeping.is_due("sizes of logs", now_ms, group.settings.retention_check_ms, at_once=False):
         group.metrics.log_bytes = dict((yield from DiskBytes([(group.commit_log, 0), *sorted(group.partitions())])))
-
-
-def forget_barriers(group: GroupState) -> None:
-    """Forget the ends of buffers that were looked up for leases which have been extended since: they lie too low."""
-    for transaction in group.fold.extended:
-        group.barriers.pop(transaction, None)
 
 
 def record_extended(group: GroupState, _: int) -> Steps[None]:
@@ -92,9 +85,9 @@ def await_frames(group: GroupState, transactions: Sequence[BufferedTransaction],
     """
     yield from _set_barriers(group, transactions)
     for transaction in transactions:
-        if group.is_folded(group.barriers[transaction.id]) and not transaction.is_complete():
+        assert transaction.barrier is not None
+        if group.is_folded(transaction.barrier) and not transaction.is_complete():
             group.fold.refuse(transaction.id, INCOMPLETE, now_ms)
-            group.barriers.pop(transaction.id)
 
 
 def forsake_held(group: GroupState, now_ms: int) -> Steps[None]:
@@ -183,18 +176,17 @@ def _record_node(group: GroupState, transaction: BufferedTransaction) -> tuple[s
 
 def _set_barriers(group: GroupState, transactions: Sequence[BufferedTransaction]) -> Steps[None]:
     """Note the present ends of the buffers of transactions that have no barrier in them yet."""
-    missing: dict[bytes, set[Partition]] = {}
+    missing: list[tuple[BufferedTransaction, set[Partition]]] = []
     for item in transactions:
         # Those of all streams if one has joined it that is not known yet.
         streams = group.streams if item.names_beyond() else item.begin.streams
         buffers = set(group.buffers_of(item.transaction_id, streams))
-        known = group.barriers.get(item.id)
-        if known is None or not buffers <= known.keys():
-            missing[item.id] = buffers
+        if item.barrier is None or not buffers <= item.barrier.keys():
+            missing.append((item, buffers))
     if missing:
-        ends = yield from EndOffsets(sorted(set().union(*missing.values())))
-        for identifier, buffers in missing.items():
-            group.barriers[identifier] = {partition: ends[partition] for partition in buffers}
+        ends = yield from EndOffsets(sorted(set().union(*(buffers for _, buffers in missing))))
+        for item, buffers in missing:
+            item.barrier = {partition: ends[partition] for partition in buffers}
 
 
 # Expiry of answers and part counters

@@ -42,6 +42,7 @@ from rollbridge.kafka.errors import (
 from rollbridge.kafka.errors import name as kafka_name
 from rollbridge.kafka.foreign import end_transactions, obstacles
 from rollbridge.kafka.metadata import Cluster, LeaderEpochs
+from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.snapshots import read_latest, read_values
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.kafka.views import TopicDescription
@@ -206,6 +207,19 @@ E = TypeVar("E", bound=fx.AnyEffect)
 
 HANDLERS: Final[dict[type[fx.AnyEffect], Callable[[Interpreter, Any], Any]]] = {}
 """Methods of the interpreter by kind of effect; a test finds kinds without one."""
+
+
+def _check_ids(effect: fx.Seal, found: Mapping[str, str]) -> None:
+    """Check that adopted topics that are to be sealed are still there, and no others of their names.
+
+    Raises:
+        ConflictError: one is not.
+    """
+    for topic, identity in effect.ids.items():
+        if found.get(topic) != identity:
+            raise ConflictError(
+                f"topic {topic} has id {found.get(topic, 'none')}, and had {identity} when it was adopted"
+            )
 
 
 def _carries_out(
@@ -533,26 +547,29 @@ class Interpreter:
         ours = {topic for topic, _ in effect.partitions if is_segment_topic(topic) or is_buffer_topic(topic)}
         adopted = {topic for topic, _ in effect.partitions} - ours
         before = self._admin.describe(adopted) if adopted else {}
+        _check_ids(effect, {topic: str(item.topic_id) for topic, item in before.items()})
         self._look_at_fence(effect)
         return self._admin.seal(
             effect.partitions,
             timeout_s=self._settings.seal_timeout_s,
             transactional_id=self._group.sealing_id,
             foreign_s=SEAL_FOREIGN_S,
-            closed=lambda: self._open_again(before),
+            closed=lambda: self._open_again(effect, before),
         )
 
-    def _open_again(self, before: Mapping[str, TopicDescription]) -> None:
-        """Open adopted topics again that were closed too late.
+    def _open_again(self, effect: fx.Seal, before: Mapping[str, TopicDescription]) -> None:
+        """Open adopted topics again that were closed too late, or that were created again before they were closed.
 
         A leader may have stood still before it closed one, until others had finished the scale and the stream was
         deleted, so that the topic is a plain one. If it dies here, the topic stays closed: nothing is lost, but its
         writers are refused until its owner takes the settings back (docs/adopted-topics.md).
 
         Args:
+            effect: The seal.
             before: What the topics were; those that were closed already are left alone.
 
         Raises:
+            ConflictError: a topic is not what the stream had adopted; what has its name is open.
             DeposedError, StaleStateError: this leader was replaced, or may have been.
         """
         if not before:
@@ -566,6 +583,13 @@ class Interpreter:
                     logger.warning("%s: opens topic %s again, which is nobody's any more", self._group, topic)
                     self._admin.set_topic_config(topic, described.sealing)
             raise
+        found = self._ids_of(list(before))
+        for topic, described in before.items():
+            if found.get(topic, str(described.topic_id)) != str(described.topic_id):
+                logger.warning("%s: opens topic %s again, which was created again", self._group, topic)
+                # Brokers do not tell any more what its owner has just given it.
+                self._admin.set_topic_config(topic, dict.fromkeys(SEALED) if described.sealed else described.sealing)
+        _check_ids(effect, found)
 
     @_carries_out(fx.LookForObstacles)
     def _look_for_obstacles(self, effect: fx.LookForObstacles) -> Sequence[Obstacle]:

@@ -220,7 +220,7 @@ class _PageHandler(BoundedHandler):
     def _pass_over(self) -> None:
         """Read what else the client sends, within bounds: closed at once, the connection would lose the answer."""
         deadline, passed = Deadline(PASSED_OVER_S), 0
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), self.place.waiting():
             self.connection.shutdown(socket.SHUT_WR)
             while passed < PASSED_OVER_BYTES and not deadline.passed():
                 self.connection.settimeout(deadline.left())

@@ -224,9 +224,13 @@ class Seal(Effect[Mapping[Partition, int]]):
     A topic can be closed as a whole only, so all of its partitions are given. Left out of the answer are those on which
     native transactions of others have stayed open for some seconds: nothing new comes in there either, and it can be
     asked again for where they end.
+
+    Of an adopted topic the id is given, and one that is gone, or another topic by now, is refused
+    (:class:`~rollbridge.errors.ConflictError`): it is not the stream's to close.
     """
 
     partitions: Sequence[Partition]
+    ids: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

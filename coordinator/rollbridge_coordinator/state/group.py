@@ -214,6 +214,7 @@ class Wait:
         seen: What was there at the last look.
         lasting: What was there at the last two, which is what is waited for: others end soon.
         told_ms: When a log said for whom it waits; None if that has not been said.
+        places: Where the last look was; what waits may have been planned otherwise since.
     """
 
     since_ms: int
@@ -221,6 +222,7 @@ class Wait:
     seen: frozenset[Obstacle]
     lasting: frozenset[Obstacle] = frozenset()
     told_ms: int | None = None
+    places: frozenset[Partition] = frozenset()
 
 
 @dataclass(slots=True)
@@ -297,7 +299,6 @@ class GroupState:
         streams: Its streams by ``scope/stream``.
         unled: Those that cannot be read, which are none of its streams for now.
         doomed: Those that are being deleted, which are none of its streams any more.
-        barriers: For a transaction that waits for the end of buffers: the offsets that must be folded first.
         recorded: Open transactions that have a ZooKeeper record.
         unrecorded: Open transactions that are to get both, and of which that was refused.
         begun: Open transactions that have a BEGIN record on the commit log.
@@ -345,7 +346,6 @@ class GroupState:
     streams: dict[str, LedStream] = field(default_factory=dict)
     unled: dict[str, Unled] = field(default_factory=dict)
     doomed: dict[str, Doomed] = field(default_factory=dict)
-    barriers: dict[bytes, dict[Partition, int]] = field(default_factory=dict)
     recorded: set[bytes] = field(default_factory=set)
     unrecorded: list[BufferedTransaction] = field(default_factory=list)
     begun: set[bytes] = field(default_factory=set)

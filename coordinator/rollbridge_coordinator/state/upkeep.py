@@ -187,6 +187,7 @@ class CommitLog:
     Attributes:
         topic_id: Kafka's id of the log.
         listed_in: Topics in which a record of ended transactions was found at the takeover.
+        doubtful: Transactions with records in ZooKeeper at a takeover that has met a part of the log deleted by others.
         retention: How long its records are kept; None is as long as the coordinator says.
         marks: How far it had come at some times, oldest first; as they stand in ZooKeeper.
         written: How many bytes have been written to it; None if that has not been looked at.
@@ -196,6 +197,7 @@ class CommitLog:
 
     topic_id: str = ""
     listed_in: set[str] = field(default_factory=set)
+    doubtful: frozenset[bytes] = frozenset()
     retention: Retention | None = None
     marks: list[LogMark] = field(default_factory=list)
     written: int | None = None
