@@ -110,6 +110,47 @@ def test_a_single_member_reads_every_key_in_its_order_and_goes_on_after_a_restar
         nothing_comes(consumer)
 
 
+class PutOut:
+    """A native consumer that says that its member has no id, as when it is put out of its group and joins anew."""
+
+    def __init__(self, consumer: Any) -> None:
+        self._consumer = consumer
+        self.is_out = True
+        self.subscribed: list[list[str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def memberid(self) -> str:
+        return "" if self.is_out else str(self._consumer.memberid())
+
+    def subscribe(self, topics: list[str], **callbacks: Any) -> None:
+        self.subscribed.append(topics)
+        self._consumer.subscribe(topics, **callbacks)
+
+
+def test_a_subscription_that_changes_while_a_member_has_no_id_waits_for_one(
+    client: rollbridge.Bridge, orders: str, group: Group
+) -> None:
+    with group.member(orders) as consumer:
+        write(client, orders, b"first")
+        found = take(consumer, len(KEYS))
+        native = PutOut(consumer._consumer)
+        consumer._consumer = native  # type: ignore[assignment]
+        expected = grow(client, orders)
+
+        def is_put_off() -> bool:
+            found.extend(consumer.consume(100, 0.5))
+            return consumer._to_subscribe is not None
+
+        until(is_put_off)
+        assert native.subscribed == [], "librdkafka would abort the process"
+        native.is_out = False
+        take(consumer, GROWN + len(KEYS), found)
+        assert native.subscribed
+        assert values(found) == {key: [b"first", *expected] for key in KEYS}
+
+
 @pytest.mark.long
 def test_epochs_that_are_made_meanwhile_are_followed(client: rollbridge.Bridge, orders: str, group: Group) -> None:
     with group.member(orders) as consumer:
@@ -172,6 +213,21 @@ def test_a_successor_waits_until_what_it_continues_was_committed_by_whoever_owns
         until(read_all)
     for key, order in values(found).items():
         assert list(dict.fromkeys(order)) == [b"before", b"after"], key
+
+
+def test_a_commit_that_a_rebalance_has_refused_keeps_no_successor_waiting(
+    client: rollbridge.Bridge, orders: str, group: Group
+) -> None:
+    expected = grow(client, orders)
+    with group.member(orders, enable_auto_commit=False) as consumer:
+        found = take(consumer, len(KEYS))
+        for place in consumer.position(consumer.assignment()):
+            if place.offset >= 0:  # as librdkafka tells the outcome of an asynchronous commit
+                consumer._committed(KafkaError(KafkaError.REBALANCE_IN_PROGRESS), [place])
+        while len(found) < GROWN:
+            take(consumer, len(found) + 1, found)
+            consumer.commit(asynchronous=False)
+    assert values(found) == dict.fromkeys(KEYS, expected)
 
 
 @pytest.mark.long

@@ -167,6 +167,8 @@ class Consumer:
         self._named: dict[str, SegmentPlaces | None] = {}
         self._renamed = threading.Event()  # set by ZooKeeper's watches: a topic was adopted or released
         self._subscribed: frozenset[str] = frozenset()
+        self._to_subscribe: list[str] | None = None
+        self._is_member = False
         self._manual = False
         self._closed = self._left = False
         self._step_at = 0.0
@@ -216,6 +218,7 @@ class Consumer:
     def unsubscribe(self) -> None:
         """Leave the group's segments to its other members."""
         self._consumer.unsubscribe()
+        self._to_subscribe, self._is_member = None, False
         self._topics, self._named = [], {}
         self._members.histories.clear()
         self._members.plain.clear()
@@ -420,6 +423,7 @@ class Consumer:
         if not self._manual:
             self._renew()
             self._refresh()
+            self._pass_on()
         self._members.step()
         self._commits.commit_sometimes()
         self._step_at = now + _STEP_S
@@ -439,6 +443,19 @@ class Consumer:
         if not set(topics) - self._subscribed:
             return  # dropping segments that were read is not worth a rebalance
         self._subscribed = frozenset(topics)
+        self._to_subscribe = topics
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give librdkafka a subscription that has changed, as soon as that is allowed.
+
+        Until a member that was put out of its group has another id, librdkafka does not notice that it is joining, and
+        a change aborts the process (``rd_kafka_cgrp_modify_subscription``, assertion on the join state, 2.16).
+        """
+        topics = self._to_subscribe
+        if topics is None or (self._is_member and not self._consumer.memberid()):
+            return
+        self._to_subscribe, self._is_member = None, True
         rebalances = self._rebalances
         self._consumer.subscribe(
             topics, on_assign=rebalances.assigned, on_revoke=rebalances.revoked, on_lost=rebalances.lost

@@ -97,6 +97,7 @@ class Owned:
         handled: Offset below which everything counts as processed, as far as the application has told.
         committed: Offset that the group is known to have committed.
         sent: Largest offset for which a commit was sent.
+        asked: Largest offset of a commit by the application that was refused, as by a rebalance.
         end: Offset at which there was nothing more to read.
         override: Start offset chosen by the application.
         by_hand: True if the application has assigned it, so that it waits for no other segment.
@@ -110,6 +111,7 @@ class Owned:
     handled: int = _BEHIND
     committed: int = _BEHIND
     sent: int = _BEHIND
+    asked: int = _BEHIND
     end: int = _BEHIND
     override: int | None = None
     paused: bool = False
@@ -683,6 +685,7 @@ class Membership:
             return
         item.phase = Phase.OPEN
         item.next = item.handled = item.sent = offset
+        item.asked = _BEHIND
         item.end = _BEHIND
         logger.info("group %s reads %s from %d on", self._group_id, show_partition(item.place), offset)
 
@@ -694,7 +697,7 @@ class Membership:
             if self._is_taken_back(item):
                 taken_back[item.place] = self._sealed[item.place] or 0
             sealed = self._end_of(item) if item.phase is Phase.OPEN else None
-            processed = max(item.committed, item.handled if self._auto_commit else _BEHIND)
+            processed = max(item.committed, item.asked, item.handled if self._auto_commit else _BEHIND)
             if sealed is not None and processed >= min(item.next, sealed):
                 ends[item.place] = sealed
         missing = {place: end for place, end in ends.items() if self.owned[place].committed < end}
@@ -818,8 +821,14 @@ class Membership:
             if self._sending.pop((item.topic, item.partition), (_BEHIND, 0.0))[0] < 0:
                 own = False
         self._ask_at = min(self._ask_at, time.monotonic() + (0.0 if error is None else _ASK_S))
-        if own and error is not None:
-            self._fault = self._fault or self._judged(KafkaException(error))
+        fault = None if error is None else self._judged(KafkaException(error))
+        if own:
+            self._fault = self._fault or fault
+        elif error is not None and fault is None:
+            # No later commit makes up for that of a sealed segment's last record, so its end is committed in its place.
+            for item in partitions:
+                if (known := self.owned.get((item.topic, item.partition))) is not None:
+                    known.asked = max(known.asked, item.offset)
         return own
 
     def _judged(self, exc: KafkaException) -> Exception | None:
