@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 from unittest.mock import patch
 
 from integration_tests.backends.interface import AnyCluster
@@ -66,12 +66,15 @@ class Cli:
         assert answer.code == 0, answer
         return [json.loads(line) for line in answer.out.splitlines()]
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        """Start a command as a process, its output in pipes."""
+    def start(
+        self, *arguments: str, stdout: int | IO[bytes] = subprocess.PIPE, file_bytes: int | None = None
+    ) -> subprocess.Popen[str]:
+        """Start a command as a process, its output in pipes; files may not grow beyond ``file_bytes``."""
+        limit = [] if file_bytes is None else ["prlimit", f"--fsize={file_bytes}"]
         return subprocess.Popen(
-            [sys.executable, "-m", "rollbridge", *arguments],
+            [*limit, sys.executable, "-m", "rollbridge", *arguments],
             env={**os.environ, **self._environment},
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,
         )

@@ -115,6 +115,32 @@ def test_records_of_open_transactions_are_previewed(cli: Cli, b: rollbridge.Brid
 
 
 @pytest.mark.long
+def test_a_member_of_a_group_commits_nothing_that_it_could_not_print(
+    cli: Cli, b: rollbridge.Bridge, stream: str, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    wanted = {f"value {number}" for number in range(3_000)}
+    with b.transaction(stream) as transaction:
+        for value in wanted:
+            transaction.write(stream, key=value.encode(), value=value.encode())
+    group, file = unique_name("group"), tmp_path / "printed"
+    with (
+        file.open("wb") as out,
+        cli.start("consume", stream, "--group", group, "--follow", stdout=out, file_bytes=20_000) as member,
+    ):
+        assert member.wait(PATIENCE_S) != 0
+    found = set(file.read_text().splitlines())
+    assert not wanted <= found, "all of it fits into the file"
+    config = {"bootstrap.servers": b.settings.bootstrap_servers, "zookeeper": b.settings.zookeeper, "group.id": group}
+    with rollbridge.Consumer({**config, "auto.offset.reset": "earliest"}) as rest:
+        rest.subscribe([stream])
+
+        def has_all() -> bool:
+            found.update((message.value() or b"").decode() for message in rest.consume(500, 0.5))
+            return wanted <= found
+
+        eventually(has_all, "what was not printed is still to be read")
+
+
 def test_a_member_of_a_group_goes_on_where_the_group_is(
     cli: Cli, b: rollbridge.Bridge, stream: str, unique_name: Callable[[str], str]
 ) -> None:

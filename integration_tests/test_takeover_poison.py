@@ -140,6 +140,7 @@ POISONS: dict[str, Poison] = {
     **{f"{name} empty": _node(NODES[name], "empty") for name in ("settings", "epoch")},
     **{f"{name} denied": _node(make, "denied", deletable=False) for name, make in NODES.items()},
     **{f"{name} newer": _node(NODES[name], "newer", FORMAT_NEWER, deletable=False) for name in ("settings", "epoch")},
+    "epochs denied": _node(paths.epochs, "denied", deletable=False),
     "epoch missing": _node(NODES["epoch"], "missing"),
     **{
         f"{name} {how}": _node(make, how, "")
@@ -224,6 +225,13 @@ def test_the_doctor_names_what_is_wrong(corpus: Corpus) -> None:
     found = run_cli(corpus.site.environment(), "doctor").out
     for code in {poison.code for poison in POISONS.values()} - {""}:
         assert code in found, "findings of a kind are one"
+
+
+def test_the_commit_log_of_a_group_elsewhere_can_be_repaired(corpus: Corpus) -> None:
+    elsewhere = StreamName(f"{corpus.innocent.scope}-elsewhere", "orders")
+    corpus.client.admin.create_stream(str(elsewhere))
+    said = run_cli(corpus.site.environment(), "repair", "--commit-log", elsewhere.scope)
+    assert "is the one that ZooKeeper names" in said.err
 
 
 @pytest.mark.parametrize("name", [name for name, poison in POISONS.items() if poison.code == BUFFER_LOST])

@@ -52,6 +52,9 @@ def test_a_topic_that_differs_is_named_and_left_alone(admin: TopicAdmin, topic_p
     assert mismatch.value.topic == topic_prefix
     assert mismatch.value.differences == {"partitions": ("2", "1"), "retention.ms": ("-1", "1000")}
     assert admin.describe([topic_prefix])[topic_prefix].config["retention.ms"] == "1000"
+    with pytest.raises(TopicMismatchError):
+        admin.create_topics([TopicSpec(name=f"{topic_prefix}-b"), TopicSpec(name=topic_prefix, partitions=2)])
+    assert set(admin.topic_ids([topic_prefix, f"{topic_prefix}-b"])) == {topic_prefix}, "nothing is left behind"
 
 
 def test_a_sealed_topic_counts_as_created(admin: TopicAdmin, topic_prefix: str) -> None:

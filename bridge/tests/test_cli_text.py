@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import re
@@ -17,13 +18,14 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories
 from rollbridge.cli import records as values
+from rollbridge.cli.common import CliContext, ExitCode
 from rollbridge.cli.produce import LINE_BYTES_MAX, lines, split
 from rollbridge.cli.records import FIELDS, json_line, line_of
 from rollbridge.cli.stream import description_text, divide, history_table, stream_table
 from rollbridge.cli.tables import counted, duration, moment, table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.consumer.records import Origin, Record, record_of
-from rollbridge.errors import InvalidRangesError, InvalidRequestError, RecordTooLargeError
+from rollbridge.errors import InvalidRangesError, InvalidRequestError, LocalEnvironmentError, RecordTooLargeError
 from rollbridge.model.attribution import RECORD_HEADER, pack_record_header
 from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, StreamFault
 from rollbridge.model.epochs import EpochHistory
@@ -33,6 +35,20 @@ from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.sn import DLSN
 from rollbridge.model.text import printable
+
+
+class Full(io.StringIO):
+    """An output on a disk that is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_result_that_standard_output_does_not_take_stands_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", Full())
+    with pytest.raises(LocalEnvironmentError, match="carried out: transaction 17 is committed") as refused:
+        CliContext().answer({}, "transaction 17 is committed")
+    assert refused.value.exit_code == ExitCode.ENVIRONMENT
 
 
 @pytest.mark.parametrize(

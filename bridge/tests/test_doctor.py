@@ -28,6 +28,7 @@ from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince
 from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, StreamFault
 from rollbridge.model.epochs import EpochCause, EpochHistory
 from rollbridge.model.ids import Epoch, SegmentId, TransactionId
+from rollbridge.model.journal import LOG_BEGINS
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
 from rollbridge.model.records import Coordinator, Group, StreamConfig, StreamState, TransactionRecord
@@ -265,12 +266,18 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
         "then delete it",
     ),
     "an overdue transaction": (lambda: overdue(NOW_MS - 100_000), "overdue", Severity.PROBLEM, "leader"),
-    "a log that is gone": (lambda: without(LOG), "topic-replaced", Severity.PROBLEM, "restore it"),
+    "a log that is half begun": (
+        lambda: with_group(outdated=LOG_BEGINS.decode()),
+        "topic-replaced",
+        Severity.PROBLEM,
+        "repair --commit-log",
+    ),
+    "a log that is gone": (lambda: without(LOG), "topic-replaced", Severity.PROBLEM, "repair --commit-log"),
     "a buffer made again": (
         lambda: with_topic(BUFFER, topic_id="another"),
         "topic-replaced",
         Severity.PROBLEM,
-        "restore it",
+        "delete the stream",
     ),
     "retention by Kafka": (
         lambda: with_topic(ACTIVE, config={**KEEP, "retention.ms": "604800000"}),
@@ -293,6 +300,12 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
         "coordinator",
     ),
     "a segment that is gone": (lambda: without(OLD), "segment-gone", Severity.PROBLEM, "restore"),
+    "a segment that has got partitions": (
+        lambda: with_topic(ACTIVE, partitions=3),
+        "segment-grown",
+        Severity.PROBLEM,
+        "scale segment",
+    ),
     "an open old segment": (lambda: with_topic(OLD, sealed=False), "seal", Severity.PROBLEM, "takeover"),
     "a sealed active segment": (lambda: with_topic(ACTIVE, sealed=True), "seal", Severity.PROBLEM, "takeover"),
     "a long native transaction": (lambda: native(120), "long-transaction", Severity.WARNING, "time-out"),
@@ -340,6 +353,12 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
     ),
     "outcomes that do not fit": (
         lambda: with_topic(OUTCOMES, config={**COMPACT, "max.message.bytes": "1048588"}),
+        "message-size",
+        Severity.WARNING,
+        "max.message.bytes=16777216",
+    ),
+    "a commit log for small records": (
+        lambda: with_topic(LOG, config={**KEEP, "max.message.bytes": "1048588"}),
         "message-size",
         Severity.WARNING,
         "max.message.bytes=16777216",
@@ -665,6 +684,20 @@ def test_what_is_under_way_is_not_taken_for_broken() -> None:
     assert find(native(5)) == []
     assert find(overdue(NOW_MS - 500)) == []
     assert find(with_snapshot(since=EndedSince(4, NOW_MS - 61_000))) == [], "an interval of 2 s has just run out"
+
+
+def test_of_a_native_transaction_that_hangs_it_is_said_whether_a_coordinator_knows_it() -> None:
+    said = "no coordinator names it as under way"
+    assert [[said in item.what for item in find(facts)] for facts in (native(120, hangs=True), native(2_000))] == [
+        [True],
+        [False],
+    ]
+
+
+def test_of_a_coordinator_that_does_not_reach_a_broker_it_is_said_what_it_leads() -> None:
+    mute = replace(SAID, unreachable=("broker 2 at kafka-2:9092: no answer",))
+    said = [item.what for item in find(replace(GOOD, records={"one": mute, "two": mute}))]
+    assert [text.partition("; it leads ")[2] for text in said if "cannot reach" in text] == ["sales/default", ""]
 
 
 def test_the_settings_of_the_leader_say_what_is_late() -> None:

@@ -7,12 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from rollbridge.errors import CorruptDataError
+from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from rollbridge.model import paths
 from rollbridge.model.changes import CommittingTransactions, EpochTransition, Roll
 from rollbridge.model.epochs import EpochCause, EpochRecord, Foundation
 from rollbridge.model.ids import SHARED_MAX, Epoch, SegmentId, TransactionId
-from rollbridge.model.journal import COUNTER_JUMP, VERSION_JUMP, GroupEvidence, RepairStep, highest_number, plan
+from rollbridge.model.journal import (
+    COUNTER_JUMP,
+    LOG_BEGINS,
+    VERSION_JUMP,
+    GroupEvidence,
+    RepairStep,
+    begin_log,
+    highest_number,
+    plan,
+)
 from rollbridge.model.keyspace import KeyRange
 from rollbridge.model.late import Forwarding, LateNotes, LateSegment
 from rollbridge.model.names import GroupName, StreamName
@@ -163,6 +172,12 @@ def test_streams_are_exactly_what_the_journal_says() -> None:
         assert below == {path: value for path, value in JOURNAL.items() if path.startswith(paths.stream(name))}
     assert not tree.below(paths.stream(GONE)), "it was deleted after the backup"
     assert f"{paths.formers('sales')}/gone#4.77" in tree.values
+
+
+def test_the_count_of_prepared_segments_is_restored() -> None:
+    counted = replace(StreamConfig.from_json(JOURNAL[paths.stream(STREAM)]), prepared=3).to_json()
+    tree = repaired(BACKUP, replace(EVIDENCE, journal={**JOURNAL, paths.stream(STREAM): counted}))
+    assert tree.values[paths.stream(STREAM)] == counted
 
 
 def test_what_zookeeper_has_newer_than_a_journal_whose_leader_has_died_stays() -> None:
@@ -448,3 +463,95 @@ def test_whatever_stands_in_the_counters_is_no_reason_not_to_repair(raw: bytes) 
     assert int(tree.values[paths.GROUP_NUMBERS]) == 1
     forged = replace(EVIDENCE, counter=(1 << 96) - 1, journal={**JOURNAL, paths.TRANSACTION_COUNTER: raw})
     assert int(repaired(nodes, forged).values[paths.TRANSACTION_COUNTER]) <= SHARED_MAX
+
+
+LOG = GROUP.commit_log_topic
+LED = with_parents(
+    stream(STREAM, [0, 1])
+    | stream(GONE, [0], identity="gone-id")
+    | controller(7)
+    | {
+        paths.group(GROUP): Group(GROUP, 0, commit_log_topic_id="log", terminated_topic_id="ended", number=3).to_json(),
+        paths.log_marks(GROUP): b"{}",
+        f"{paths.transactions(GROUP)}/00/old": b"{}",
+        paths.session(GROUP, "app"): ClientSession("app", 3, 0).to_json(),
+    }
+)
+TOPICS = {STREAM.buffer_topic(): "id", LOG: "another", GROUP.terminated_topic: "ended"}
+
+
+def begun(
+    nodes: Mapping[str, bytes], topics: Mapping[str, str], journal: Mapping[str, bytes] | None = None
+) -> list[RepairStep]:
+    return begin_log(nodes, GROUP, journal or {}, topics, NOW_MS)
+
+
+def test_a_log_is_begun_anew_for_one_group_and_only_if_it_is_gone() -> None:
+    steps = begun(LED, TOPICS)
+    assert {topic: identity for step in steps for topic, identity in step.topics.items()} == {
+        STREAM.buffer_topic(): "id",
+        LOG: "another",
+    }, "the outcomes that are remembered by client name stay"
+    tree = Tree(LED)
+    for step in steps:
+        for batch in step.batches:
+            tree.multi(batch)
+    group = Group.from_json(tree.values[paths.group(GROUP)])
+    assert (group.commit_log_topic_id, group.terminated_topic_id, group.number) == ("", "", 3)
+    for name, identity in ((STREAM, "id"), (GONE, "gone-id")):
+        config = StreamConfig.from_json(tree.values[paths.stream(name)])
+        assert (config.buffer_topic_id, config.identity, config.revision) == ("", identity, 1)
+    assert paths.log_marks(GROUP) not in tree.values
+    assert f"{paths.transactions(GROUP)}/00/old" not in tree.values
+    assert paths.session(GROUP, "app") in tree.values
+    assert paths.outdated(GROUP) not in tree.values
+    assert ControllerEpoch.from_json(tree.values[paths.controller(GROUP)]).epoch > 7
+    assert begun(tree.values, {}), "it can be run again"
+    with pytest.raises(InvalidRequestError, match="is the one that ZooKeeper names"):
+        begun(LED, TOPICS | {LOG: "log"})
+    with pytest.raises(NotFoundError, match="there is no transaction group"):
+        begun({}, TOPICS)
+    with pytest.raises(InvalidRequestError, match="ZooKeeper was set back"):
+        begun(LED | {paths.outdated(GROUP): b"set back"}, TOPICS)
+    journaled = {paths.group(GROUP): Group(GROUP, 0, commit_log_topic_id="another").to_json()}
+    with pytest.raises(InvalidRequestError, match="ZooKeeper was set back"):
+        begun(LED, TOPICS, journaled)
+
+
+def test_a_repair_restores_the_log_that_was_begun_anew_since_the_backup() -> None:
+    journal = dict(LED)
+    journal[paths.group(GROUP)] = Group(GROUP, 0, commit_log_topic_id="another", number=3).to_json()
+    evidence = GroupEvidence(name=GROUP, journal=journal, topics=TOPICS)
+    restored = LED | with_parents({paths.TRANSACTION_COUNTER: b"0", paths.GROUP_NUMBERS: b"0"})
+    assert Group.from_json(repaired(restored, evidence).values[paths.group(GROUP)]).commit_log_topic_id == "another"
+    evidence = replace(evidence, topics=TOPICS | {LOG: "log"})
+    assert Group.from_json(repaired(restored, evidence).values[paths.group(GROUP)]).commit_log_topic_id == "log"
+
+
+def test_no_repair_goes_over_a_log_that_is_half_begun() -> None:
+    half = LED | {paths.outdated(GROUP): LOG_BEGINS}
+    with pytest.raises(InvalidRequestError, match="repair --commit-log sales/main"):
+        plan(half, [GroupEvidence(name=GROUP, journal={}, topics=TOPICS)], NOW_MS)
+
+
+@pytest.mark.parametrize("steps_done", range(8))
+def test_beginning_a_log_anew_can_be_interrupted_and_run_again(steps_done: int) -> None:
+    tree, topics = Tree(LED), dict(TOPICS)
+    for done in (steps_done, None):
+        for step in begun(tree.values, topics)[:done]:
+            for topic in step.topics:
+                del topics[topic]
+            for batch in step.batches:
+                tree.multi(batch)
+    assert StreamConfig.from_json(tree.values[paths.stream(STREAM)]).identity == "id"
+    assert Group.from_json(tree.values[paths.group(GROUP)]).commit_log_topic_id == ""
+    assert paths.outdated(GROUP) not in tree.values
+    assert topics == {GROUP.terminated_topic: "ended"}
+
+
+def test_a_stream_whose_node_cannot_be_read_is_as_the_journal_has_it() -> None:
+    damaged = LED | {paths.stream(STREAM): b"garbage"}
+    with pytest.raises(CorruptDataError):
+        begun(damaged, TOPICS)
+    steps = begun(damaged, TOPICS, {paths.stream(STREAM): LED[paths.stream(STREAM)]})
+    assert STREAM.buffer_topic() in {topic for step in steps for topic in step.topics}

@@ -7,6 +7,7 @@ Exit codes are stable, so that scripts can rely on them. Every error of ``rollbr
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -18,8 +19,12 @@ import click
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.config import ConnectionSettings, default_home, load_settings
 from rollbridge.connection import Bridge, connect
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge.model.text import printable_lines
 from rollbridge.zookeeper.session import ZooKeeperSession
+
+SHOWN_MAX: Final = 2_000
+"""Characters of a result that stand in the error if it cannot be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +55,16 @@ class CliContext:
 
     def answer(self, document: object, text: str) -> None:
         """Print the result: the document with ``--json``, the text otherwise."""
-        click.echo(json.dumps(document, indent=2) if self.json else printable_lines(text))
+        shown = json.dumps(document, indent=2) if self.json else printable_lines(text)
+        try:
+            click.echo(shown)
+        except BrokenPipeError:
+            raise
+        except OSError as fault:
+            sys.stdout = None  # the flush at exit would fail, too
+            raise LocalEnvironmentError(
+                f"standard output takes nothing ({fault.strerror}), but this was carried out: {shown[:SHOWN_MAX]}"
+            ) from fault
 
     def tell(self, line: str) -> None:
         """Print progress to standard error, so that it never mixes with the result."""

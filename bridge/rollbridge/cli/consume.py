@@ -174,7 +174,9 @@ class _Printer:
         return None if self._most is None else self._most - self.printed
 
     def lines(self, lines: Iterable[bytes], count: int) -> None:
-        self._out.write(b"".join(lines))
+        left = memoryview(b"".join(lines))
+        while left:  # with PYTHONUNBUFFERED it may take a part, as where a disk is full
+            left = left[self._out.write(left) :]
         self._out.flush()
         self.printed += count
 
@@ -192,6 +194,7 @@ def _records(
     wanted: Callable[[Record], bool] | None,
 ) -> None:
     with b.reader(stream, start=start, isolation=isolation, follow=follow, stalled_s=wait.total_seconds()) as reader:
+        position = reader.position
         try:
             while show.left != 0 and not reader.is_finished():
                 records = reader.consume(_BATCH if show.left is None else min(_BATCH, show.left), _POLL_S)
@@ -199,8 +202,9 @@ def _records(
                     records = list(filter(wanted, records))
                 if records:
                     show.lines(map(line, records), len(records))
+                position = reader.position  # behind what was printed, and not what was to be
         finally:
-            _close(context, show, f"of {stream}", f"position {reader.position}")
+            _close(context, show, f"of {stream}", f"position {position}")
 
 
 def _transactions(
@@ -274,6 +278,7 @@ def _member(
         "group.id": group,
         "auto.offset.reset": start,
         "auto.commit.interval.ms": 1_000,
+        "enable.auto.offset.store": False,  # or closing would commit what could not be printed
         **settings.kafka,
     }
     with Consumer(config) as consumer:
@@ -286,6 +291,8 @@ def _member(
                     if error is not None:
                         raise translate(error, f"read {stream} in group {group}", f"group {group}")
                 show.lines((line(message.record()) for message in messages), len(messages))
+                for message in {(message.topic(), message.partition()): message for message in messages}.values():
+                    consumer.store_offsets(message=message)
         except KafkaException as exc:
             raise translate(exc, f"read {stream} in group {group}", f"group {group}") from exc
         finally:

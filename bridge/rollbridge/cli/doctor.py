@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Any
@@ -16,15 +16,25 @@ from rollbridge.cli.common import CliContext, ExitCode, connected, zookeeper_ses
 from rollbridge.cli.tables import counted, moment, table
 from rollbridge.doctor.checks import find, fold
 from rollbridge.doctor.facts import Severity, gather
-from rollbridge.doctor.repair import carry_out, gather_evidence, lost_groups, outdated_groups, read_nodes, read_topics
+from rollbridge.doctor.repair import (
+    carry_out,
+    gather_evidence,
+    lost_groups,
+    outdated_groups,
+    read_group_nodes,
+    read_journal,
+    read_nodes,
+    read_topics,
+)
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader
-from rollbridge.model.journal import plan
-from rollbridge.model.names import check_stream_or_topic
+from rollbridge.model.journal import RepairStep, begin_log, plan
+from rollbridge.model.names import GroupName, check_stream_or_topic, group_named
 from rollbridge.model.text import printable
 from rollbridge.monitoring.alerts import Alert, plain_runbook
 from rollbridge.monitoring.rules import alerts_of, explained
 from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.session import ZooKeeperSession
 
 
 @click.command()
@@ -109,16 +119,27 @@ def _explanation(alert: Alert) -> dict[str, Any]:
 @click.command()
 @click.option("--dry-run", is_flag=True, help="Print what would be done, and change nothing.")
 @click.option("--force", is_flag=True, help="Repair even if no coordinator has found that ZooKeeper was set back.")
+@click.option(
+    "--commit-log",
+    "group_name",
+    metavar="SCOPE[/GROUP]",
+    help="Begin the commit log of this group anew, which was deleted; what is open in the group is lost.",
+)
 @click.pass_obj
-def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
+def repair(context: CliContext, dry_run: bool, force: bool, group_name: str | None) -> ExitCode:
     """Repair ZooKeeper after it was restored from a backup. Run it with the coordinators' credentials.
 
     Counters are raised beyond all values given out since the backup, and lost state is written again, from the
     journals, commit logs and buffers in Kafka. Sessions of named clients end, and pending admin requests are dropped.
     The command may be run again after an interruption. See docs/operations.md.
+
+    With --commit-log it does nothing of this, but lets a group go on whose commit log somebody has deleted.
     """
     settings = context.settings()
+    now_ms = int(time.time() * 1000)
     with zookeeper_session(context) as session:
+        if group_name is not None:
+            return _begin_log(context, session, group_named(group_name), now_ms, dry_run)
         found = outdated_groups(session)
         if not found and not force:
             context.answer({"outdated": [], "steps": []}, "no coordinator has found that ZooKeeper was set back")
@@ -127,9 +148,23 @@ def repair(context: CliContext, dry_run: bool, force: bool) -> ExitCode:
         topics = read_topics(settings)
         names, nodes = Metadata(session).groups(), read_nodes(session)
         names += lost_groups(settings, nodes, names, topics)
-        steps = plan(nodes, gather_evidence(settings, names, topics), int(time.time() * 1000))
+        steps = plan(nodes, gather_evidence(settings, names, topics), now_ms)
         if not dry_run:
             carry_out(settings, session, steps, context.tell)
+    return _report(context, found, steps, dry_run)
+
+
+def _begin_log(context: CliContext, session: ZooKeeperSession, name: GroupName, now_ms: int, dry_run: bool) -> ExitCode:
+    settings = context.settings()
+    topics = read_topics(settings)
+    journal = read_journal(settings, name) if name.terminated_topic in topics else {}
+    steps = begin_log(read_group_nodes(session, name), name, journal, topics, now_ms)
+    if not dry_run:
+        carry_out(settings, session, steps, context.tell)
+    return _report(context, [], steps, dry_run)
+
+
+def _report(context: CliContext, found: Sequence[GroupName], steps: Sequence[RepairStep], dry_run: bool) -> ExitCode:
     document = {"outdated": [str(name) for name in found], "done": not dry_run, "steps": [item.what for item in steps]}
     head = "this would be done:" if dry_run else f"done, in {len(steps)} steps; coordinators lead again by themselves"
     context.answer(document, "\n".join([head, *(f"  {item.what}" for item in steps)] if dry_run else [head]))

@@ -416,7 +416,8 @@ def delete(context: CliContext, stream_name: str, yes: bool, if_exists: bool) ->
     _confirm(context, f"Delete {stream_name} with all its records?", yes, "all records")
     with connected(context) as b:
         b.admin.delete_stream(stream_name, missing_ok=if_exists)
-    context.answer({"stream": stream_name, "deleted": True}, f"Deleted {stream_name}.")
+    text = f"There is no stream {stream_name} now." if if_exists else f"Deleted {stream_name}."
+    context.answer({"stream": stream_name, "deleted": True}, text)
 
 
 @stream.command()
@@ -530,7 +531,7 @@ def description_text(found: StreamDescription) -> str:
         what_it_keeps += ", beside what the topic's own settings let Kafka delete"
     about = (
         ("stream", str(config.name)),
-        ("group", f"{config.group}, led by {found.leader or 'nobody: no coordinator is running'}"),
+        ("group", f"{config.group}, led by {found.leader or 'nobody at present'}"),
         ("state", shown_state(config, found.fault)),
         ("created", moment(config.created_ms)),
         ("epoch", f"{found.active.epoch}, refers to {found.reference_epoch}; {_epochs_so_far(found)}"),

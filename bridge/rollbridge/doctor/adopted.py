@@ -82,7 +82,7 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
             TOPIC_GROWN,
             f"{who} has {topic.partitions} partitions, and had {config.partitions} when it was adopted: the others are "
             "not part of the stream, and native producers put keys elsewhere now",
-            _anew(config.topic),
+            f"{_anew(config.topic)} --partitioner {config.partitioner} --unchecked, since keys have moved",
         )
     elif stream.error is not None and stream.error.code == TOPIC_CLOSED:
         yield problem(

@@ -31,6 +31,7 @@ from rollbridge.model.changes import METADATA_UNREADABLE, SUSPENDED, UNLED, WATC
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX
 from rollbridge.model.epochs import check_chain
 from rollbridge.model.health import coordinator_faults, group_fault
+from rollbridge.model.journal import LOG_BEGINS
 from rollbridge.model.names import (
     is_compacted_topic,
     parse_segment_topic,
@@ -57,11 +58,13 @@ DEFAULTS: Final = Coordinator(snapshot_transactions_max=1_000, snapshot_interval
 
 def check_compacted_topics(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect compaction as the only deletion in topics that hold state by key, and room for the records of leaders."""
+    logs = {group.record.name.commit_log_topic for group in facts.groups}
     for topic in facts.topics.values():
-        if not is_compacted_topic(topic.name):
+        is_compacted = is_compacted_topic(topic.name)
+        if not is_compacted and topic.name not in logs:
             continue
         policy = topic.config.get("cleanup.policy", "compact")
-        if policy != "compact":
+        if is_compacted and policy != "compact":
             yield problem(
                 "compaction",
                 f"topic {topic.name} has cleanup.policy={policy} instead of compact: Kafka deletes records that a new "
@@ -436,7 +439,13 @@ def shown(what: str, content: bytes | None) -> str:
 def outdated(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect that ZooKeeper was not restored from an older state."""
     for group in facts.groups:
-        if group.outdated is not None:
+        if group.outdated == LOG_BEGINS.decode():
+            yield problem(
+                "topic-replaced",
+                f"nobody leads group {group.record.name}, whose commit log is being begun anew; that was interrupted",
+                f"rollbridge repair --commit-log {group.record.name}",
+            )
+        elif group.outdated is not None:
             yield problem(
                 "zookeeper-outdated",
                 f"ZooKeeper was set back, as from a backup, so nobody leads group {group.name}: {group.outdated}",
@@ -474,17 +483,25 @@ def clocks(facts: ClusterFacts) -> Iterator[Finding]:
 
 def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect the original logs and buffers, without deletion by Kafka."""
+    begun = {group.record.name for group in facts.groups if group.outdated == LOG_BEGINS.decode()}
     expected = {
-        group.record.name.commit_log_topic: group.record.commit_log_topic_id
+        group.record.name.commit_log_topic: (
+            group.record.commit_log_topic_id,
+            f"nobody can lead: rollbridge repair --commit-log {group.record.name} begins it anew, without what is open",
+        )
         for group in facts.groups
-        if group.record.commit_log_topic_id
+        if group.record.commit_log_topic_id and group.record.name not in begun
     }
     expected |= {
-        stream.config.buffer_topic: stream.config.buffer_topic_id
+        stream.config.buffer_topic: (
+            stream.config.buffer_topic_id,
+            "what was open in it is lost: copy what is needed, delete the stream and create it again",
+        )
         for stream in facts.streams
         if stream.config.state is StreamState.ACTIVE and (stream.error is None or stream.error.code not in UNLED)
+        if stream.config.buffer_topic_id and stream.config.group not in begun
     }
-    for name, topic_id in expected.items():
+    for name, (topic_id, to_do) in expected.items():
         topic = facts.topics.get(name)
         if name in facts.hidden:
             continue
@@ -492,7 +509,7 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
             yield problem(
                 "topic-replaced",
                 f"topic {name} " + ("is gone" if topic is None else "was deleted and made again"),
-                "outcomes and open transactions in it may be lost: restore it, or make the streams anew",
+                to_do,
             )
     for topic in facts.topics.values():
         if is_compacted_topic(topic.name):
@@ -552,8 +569,17 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
                     f"segment {segment} of stream {name} has no topic",
                     "its records are lost: restore the topic from a replica or a mirror",
                 )
-            elif active == topic.sealed and not facts.is_busy:
-                yield wrong_seal(topic, active=active)
+            else:
+                if topic.partitions > 1:
+                    yield problem(
+                        "segment-grown",
+                        f"topic {where} has {topic.partitions} partitions, and the first is the segment: what others "
+                        "write to the rest is acknowledged, and no part of the stream",
+                        f"write to stream {name} what is in the rest, and scale segment {segment.number} away "
+                        f"(rollbridge stream scale {name}): Kafka takes no partitions away",
+                    )
+                if active == topic.sealed and not facts.is_busy:
+                    yield wrong_seal(topic, active=active)
 
 
 def late_records(facts: ClusterFacts) -> Iterator[Finding]:

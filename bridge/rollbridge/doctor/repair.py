@@ -20,7 +20,7 @@ from rollbridge.model.journal import GroupEvidence, Journal, RepairStep, is_dele
 from rollbridge.model.names import GroupName, group_of_terminated
 from rollbridge.model.records import StreamConfig
 from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.zookeeper.session import Znode, ZooKeeperSession
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,25 @@ def outdated_groups(session: ZooKeeperSession) -> list[GroupName]:
 def read_nodes(session: ZooKeeperSession) -> dict[str, bytes]:
     """Return all znodes about streams, adopted topics and groups, by path."""
     root = session.get(paths.CLUSTER)
-    waiting = [paths.SCOPES, paths.TOPICS, paths.GROUPS, paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS]
-    found: dict[str, bytes] = {} if root is None else {paths.CLUSTER: root.value}
+    found = _read_below(
+        session, [paths.SCOPES, paths.TOPICS, paths.GROUPS, paths.TRANSACTION_COUNTER, paths.GROUP_NUMBERS]
+    )
+    return found if root is None else {paths.CLUSTER: root.value, **found}
+
+
+def read_group_nodes(session: ZooKeeperSession, name: GroupName) -> dict[str, bytes]:
+    """Return the znodes of a group, and of the streams of its scope; of one that may not be read, nothing but its path.
+
+    What is wrong with streams of other scopes keeps nobody from repairing the group.
+    """
+    streams = [f"{paths.streams(name.scope)}/{item}" for item in session.children(paths.streams(name.scope))]
+    nodes = zip(streams, Metadata(session).get_each(streams), strict=True)
+    found = {path: node.value if isinstance(node, Znode) else b"" for path, node in nodes if node is not None}
+    return {**found, **_read_below(session, [paths.group(name)])}
+
+
+def _read_below(session: ZooKeeperSession, roots: list[str]) -> dict[str, bytes]:
+    waiting, found = roots, dict[str, bytes]()
     while waiting:
         values = session.get_many(waiting)
         there = [(path, node) for path, node in zip(waiting, values, strict=True) if node is not None]
@@ -57,8 +74,7 @@ def lost_groups(
     for topic in sorted(topics):
         name = group_of_terminated(topic)
         if cluster and name is not None and name not in known:
-            latest = read_latest(settings.bootstrap_servers, settings.kafka, topic)
-            _, journal = split({key: item.value for key, item in latest.items()})
+            journal = read_journal(settings, name)
             if journal.get(paths.CLUSTER) == cluster and paths.group(name) in journal:
                 found.append(name)
     return found
@@ -94,6 +110,16 @@ def gather_evidence(
     return [_evidence(settings, name, topics) for name in names]
 
 
+def read_journal(settings: ConnectionSettings, name: GroupName) -> Journal:
+    """Return the journal of a group, whose topic exists.
+
+    Raises:
+        KafkaUnavailableError, NotAuthorizedError
+    """
+    latest = read_latest(settings.bootstrap_servers, settings.kafka, name.terminated_topic)
+    return split({key: item.value for key, item in latest.items()})[1]
+
+
 def carry_out(
     settings: ConnectionSettings, session: ZooKeeperSession, steps: Sequence[RepairStep], tell: Callable[[str], None]
 ) -> None:
@@ -116,9 +142,7 @@ def _evidence(settings: ConnectionSettings, name: GroupName, topics: Mapping[str
             f"group {name} has no journal: topic {name.terminated_topic} does not exist; nothing was changed; restore "
             "ZooKeeper from a later backup"
         )
-    latest = read_latest(settings.bootstrap_servers, settings.kafka, name.terminated_topic)
-    _, journal = split({key: item.value for key, item in latest.items()})
-    counter = -1
+    journal, counter = read_journal(settings, name), -1
     # Buffers first: a transaction that has an outcome by now had it when the log is read.
     highest, sessions, ongoing = _read_buffers(settings, journal, topics)
     if name.commit_log_topic in topics:

@@ -329,7 +329,7 @@ class Verifier:
     def _is_log_whole(self) -> bool:
         """Whether the log holds all commits of this life of the stream, and nothing else has signed its records."""
         config = self._config
-        return self._plan.log[0] == 0 and not config.moves and not (config.topic and config.first_epoch)
+        return self._plan.log[0] == 0 and not config.life_id and not (config.topic and config.first_epoch)
 
     def _advance(self, what: str, offset: int, reached: int, end: int) -> int:
         """Report how far it has come; return where to go on, which may be the same place if nothing is decided yet."""
