@@ -84,6 +84,10 @@ class LostByOthersError(Exception):
     """An effect found that the transaction was aborted by somebody else."""
 
 
+class OutcomeLostError(Exception):
+    """An effect found that nobody will ever tell what became of the transaction."""
+
+
 class LeftError(NotDoneError):
     """Whoever has asked is gone, so that nothing is begun any more: the same may have been asked for elsewhere, and
     something else after it."""
@@ -485,6 +489,11 @@ def _finish(held: Held, *, commit: bool) -> Procedure[None]:
         held.producer = producer.lost()
         _forget_transaction(held)
         raise RefusedError(Step.INVALID, f"transaction {producer.label} was aborted by others") from None
+    except OutcomeLostError as fault:
+        # Its label would be answered by the transaction before it, as with v1 all of a pair have one.
+        held.producer = producer.lost()
+        _forget_transaction(held)
+        raise RefusedError(Step.INVALID, str(fault)) from None
     except RefusedError:
         held.producer = producer.ended(commit=not commit)  # somebody has committed it by hand
         _forget_transaction(held)

@@ -83,7 +83,7 @@ def _relayed(high: int, why: str = "bytes") -> Served:
 
 TABLE: Final[Mapping[int, Served]] = {
     Api.PRODUCE: Served(Handling.OWN, 0, 12, "v12 is transactions v2; v13 names topics by id"),
-    Api.METADATA: Served(Handling.REWRITTEN, 0, 12, "v13 has an error for all of it, of which no broker makes use"),
+    Api.METADATA: Served(Handling.REWRITTEN, 0, 13, "v13 has an error for all of it, of which no broker makes use"),
     Api.FIND_COORDINATOR: Served(Handling.REWRITTEN, 0, 6, "several keys since v4; share groups since v6"),
     Api.LIST_GROUPS: Served(Handling.REWRITTEN, 0, 5, "none at the first port: who asks all nodes hears of each once"),
     Api.API_VERSIONS: Served(Handling.OWN, 0, 4, "finalized features tell clients of transactions v2"),

@@ -75,7 +75,7 @@ TOPIC = {
 }
 
 
-@pytest.mark.parametrize("version", range(13))
+@pytest.mark.parametrize("version", range(14))
 def test_metadata(version: int) -> None:
     view = View(GATEWAYS, {"sales.orders": 8})
     found = view.metadata(answer(Api.METADATA, version, {"brokers": BROKERS, "topics": [TOPIC]}), "me", None)
@@ -92,7 +92,7 @@ def test_metadata(version: int) -> None:
     wire.read_answer(wire.write_entity(found, 7), Api.METADATA, version)
 
 
-@pytest.mark.parametrize("version", range(13))
+@pytest.mark.parametrize("version", range(14))
 def test_metadata_of_a_cluster_that_elects_leaders(version: int) -> None:
     view = View(GATEWAYS, {"sales.orders": 8})
     values = {"brokers": BROKERS, "topics": [TOPIC]}
@@ -104,7 +104,7 @@ def test_metadata_of_a_cluster_that_elects_leaders(version: int) -> None:
     wire.read_answer(wire.write_entity(found, 7), Api.METADATA, version)
 
 
-@pytest.mark.parametrize("version", range(13))
+@pytest.mark.parametrize("version", range(14))
 def test_metadata_has_of_virtual_topics_what_was_asked_for(version: int) -> None:
     kind = wire.schema(Api.METADATA, version, EntityType.request)
     asked = wire.build(kind, {"topics": [{"name": "sales.orders"}, {"name": "no.such"}]}).topics

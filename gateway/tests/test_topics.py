@@ -13,7 +13,7 @@ from rollbridge.errors import KafkaUnavailableError, RollbridgeError, ZooKeeperU
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig
 from rollbridge_gateway.shell.handlers import ClientConnection
-from rollbridge_gateway.shell.topics import Topics
+from rollbridge_gateway.shell.topics import REFRESH_S, Topics
 
 STREAM, TOPIC = "sales/orders", "sales.orders"
 THERE, MISSING, DENIED = ErrorCode.none, ErrorCode.unknown_topic_or_partition, ErrorCode.topic_authorization_failed
@@ -104,6 +104,10 @@ def test_while_zookeeper_does_not_answer_one_waits_for_it_and_the_others_do_not_
             world.topics.stream_of("another.topic")
     assert world.listed == 1
     assert world.means_the_stream, "the older list is used"
+    world.topics._failed_s -= REFRESH_S
+    world.fault = None
+    world.topics.read(0)
+    assert world.listed == 2, "it is asked again, and answers"
 
 
 @pytest.mark.parametrize(("code", "makes_topics", "is_read_again"), [

@@ -40,6 +40,13 @@ def test_addresses_of_brokers_reach_nobody() -> None:
         assert TABLE[key].room is Handling.REWRITTEN
 
 
+def test_metadata_is_served_to_clients_that_are_told_a_release_and_do_not_look_at_what_is_offered() -> None:
+    """kafka-python with ``api_version=(4, 0)`` sends what such brokers know, and begins with Metadata."""
+    newest = BROKER[Api.METADATA].high
+    assert room_of(Api.METADATA, newest) is Handling.REWRITTEN
+    assert offered(BROKER)[Api.METADATA] == BROKER[Api.METADATA]
+
+
 def test_transactions_do_not_hang_on_the_brokers_versions() -> None:
     found = offered({Api.FETCH: VersionRange(4, 11), Api.PRODUCE: VersionRange(3, 9)})
     assert found[Api.END_TXN] == (0, 5)
@@ -72,7 +79,7 @@ def test_every_version_that_is_decoded_is_known_in_both_directions(key: int, ver
         wire.read_answer(written, key, version)
 
 
-@pytest.mark.parametrize("version", range(13))
+@pytest.mark.parametrize("version", range(14))
 def test_an_array_that_claims_more_than_there_is_is_refused_before_room_is_made(version: int) -> None:
     """The decoder's own answer would be the end of the process: it cannot get the memory."""
     data = wire.write_request(Api.METADATA, version, 1, None, {"topics": [{"name": "x"}]})

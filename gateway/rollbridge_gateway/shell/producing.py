@@ -34,6 +34,7 @@ from rollbridge.errors import (
     ConflictError,
     InvalidRequestError,
     NotFoundError,
+    OutcomeUnknownError,
     RollbridgeError,
 )
 from rollbridge.model.control import FENCED
@@ -57,6 +58,7 @@ from rollbridge_gateway.procedures import (
     Save,
     WriteEntry,
 )
+from rollbridge_gateway.producers import ProducerPhase
 from rollbridge_gateway.shell.register import NotHeldError, Register
 from rollbridge_gateway.shell.rolling import Rolling
 from rollbridge_gateway.shell.settling import Settling
@@ -136,6 +138,12 @@ class Serving:
         self.is_wanted = False
         self.life = 0
         self.used_s = 0.0
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether an end was asked for that is not answered: of a transaction that its label may not lead to."""
+        producer = None if self.held is None else self.held.producer
+        return producer is not None and producer.state in (ProducerPhase.COMMITTING, ProducerPhase.ABORTING)
 
     def drop(self) -> None:
         """Forget everything, as a death would."""
@@ -226,7 +234,8 @@ class Producers:
             except _ANSWERS:
                 raise
             except Exception as fault:
-                serving.drop()
+                if not (isinstance(fault, OutcomeUnknownError) and serving.is_ending):
+                    serving.drop()
                 if isinstance(fault, ClientFencedError | NotHeldError):
                     with suppress(RuntimeError):  # the gateway ends, and with it what it holds
                         await self._loop.run_in_executor(self._writers, self._close, serving)

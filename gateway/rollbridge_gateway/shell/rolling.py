@@ -19,6 +19,7 @@ from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
     OutcomeExpiredError,
+    OutcomeUnknownError,
     TransactionAbortedError,
     TransactionNotFoundError,
     TransactionTooLargeError,
@@ -31,6 +32,7 @@ from rollbridge_gateway.procedures import (
     GroupCommit,
     LostByOthersError,
     NothingWrittenError,
+    OutcomeLostError,
     RefusedError,
 )
 from rollbridge_gateway.producers import KnownEnd, Step
@@ -187,7 +189,8 @@ class Rolling:
             LostByOthers: it is aborted, and a commit was asked for.
             ClientFencedError: another gateway has it by now.
             Refused: it is committed, and an abort was asked for.
-            OutcomeUnknownError: not decided in time.
+            OutcomeLost: nobody will ever tell.
+            OutcomeUnknownError: not decided in time; to be asked for again, of this very transaction.
         """
         txn, deadline = self._open(), Deadline(timeout_s)
         try:
@@ -203,6 +206,10 @@ class Rolling:
                 raise LostByOthersError(str(fault)) from fault
         except AlreadyCommittedError as fault:
             raise RefusedError(Step.INVALID, str(fault)) from fault
+        except OutcomeUnknownError as fault:
+            if txn.completion.settled:
+                raise OutcomeLostError(str(fault)) from fault
+            raise
         self.drop()
 
     def _open(self) -> Transaction:

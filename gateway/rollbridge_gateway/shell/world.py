@@ -158,6 +158,8 @@ class BrokerWatch:
             )
         finally:
             connection.close()
+        if not answer.brokers:  # it stood still, and the controller has taken it for dead
+            raise KafkaUnavailableError(f"broker {host}:{port} knows none that is alive, not even itself")
         return Brokers(
             {int(item.node_id): (item.host, int(item.port)) for item in answer.brokers},
             {int(item.api_key): VersionRange(int(item.min_version), int(item.max_version)) for item in said.api_keys},
