@@ -8,6 +8,8 @@ import pytest
 
 from integration_tests.history import gateway_run
 from integration_tests.history.run import running
+from integration_tests.history.trial import KAFKA_SETTINGS
+from integration_tests.three_brokers import ThreeBrokers
 
 WINDOWS = {
     1: ("kill a coordinator", "scale", "kill the broker", "pause a client", "pause ZooKeeper"),
@@ -30,6 +32,22 @@ def test_no_promise_is_broken_under_faults(seed: int, tmp_path: Path) -> None:
         for fault in WINDOWS[seed]:
             run.window(fault, broken_s=3)
         run.end().demand()
+
+
+CUTS = {
+    8: ("cut a broker off from the others", "cut a broker off from clients"),
+    9: ("cut a broker off from the others and clients", "pause a broker", "kill a broker"),
+}
+"""By seed: what is broken, one after the other, where there are three brokers."""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", CUTS)
+def test_no_promise_is_broken_while_brokers_are_cut_off(seed: int, tmp_path: Path) -> None:
+    with ThreeBrokers(kafka_settings=KAFKA_SETTINGS) as brokers, running(seed, tmp_path, brokers) as run:
+        for fault in CUTS[seed]:
+            run.window(fault, broken_s=3)
+        assert not run.end().found, "\n".join(run.report.lines())
 
 
 GATEWAYS = {

@@ -6,31 +6,37 @@ a broken switch.
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import rollbridge_devcluster
-from integration_tests.backends.interface import Unsupported
+from integration_tests.backends.interface import Ability, Unsupported
 from integration_tests.backends.local import LocalCluster
+from integration_tests.defects import WATCH
 from integration_tests.patience import eventually
 from rollbridge.doctor import probes
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka.metadata import Cluster
+from rollbridge_devcluster import processes
 from rollbridge_devcluster.cluster import DevCluster
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import ClassArchive, Jvm, find_java
-from rollbridge_devcluster.nodes import broker_settings
-from rollbridge_devcluster.state import KAFKA, ZOOKEEPER, ClusterState, Wishes
+from rollbridge_devcluster.nodes import JavaProcess, ProcessNode, broker_settings
+from rollbridge_devcluster.state import KAFKA, ZOOKEEPER, ClusterState, Home, Wishes
 
 NODES: Final = (1, 2, 3)
 US: Final = 254
 """This machine's number on the bridge."""
 _NOBODY: Final = "02:00:00:00:00:01"
 _PLAIN, _CONTROLLER = 9092, 9093
+_NUMBERS: Final = itertools.count(os.getpid())
+"""None has the addresses of one before, which somebody may still be trying to reach."""
 
 
 class ThreeBrokers(LocalCluster):
@@ -40,11 +46,19 @@ class ThreeBrokers(LocalCluster):
         Unsupported: There can be no network namespaces here; from :meth:`start`.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._net = f"10.99.{os.getpid() % 250}"
-        self._name = f"rb{os.getpid() % 100_000}"
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+    brokers: Sequence[str] = tuple(f"{KAFKA}-{node}" for node in NODES)
+
+    def __init__(self, **wishes: Any) -> None:
+        super().__init__(**wishes)
+        number = next(_NUMBERS)
+        self._net = f"10.99.{number % 250}"
+        self._name = f"rb{number % 100_000}"
+        self._nodes: dict[str, _Broker] = {}
+
+    @property
+    def can(self) -> frozenset[Ability]:
+        """Brokers are cut off from each other, and from this machine."""
+        return frozenset({Ability.CLOCK, Ability.PARTITION})
 
     @property
     def bootstrap_servers(self) -> str:
@@ -54,6 +68,10 @@ class ThreeBrokers(LocalCluster):
     def address(self, number: int) -> str:
         """Return the IP address of a broker, or of this machine."""
         return f"{self._net}.{number}"
+
+    def number(self, part: str) -> int:
+        """Return the number of a broker, or of this machine if it is none."""
+        return int(part.removeprefix(f"{KAFKA}-")) if part in self.brokers else US
 
     @contextmanager
     def cut(self, node: int, others: Collection[int]) -> Iterator[None]:
@@ -91,12 +109,19 @@ class ThreeBrokers(LocalCluster):
         """
         eventually(lambda: len({self._view(node) for node in NODES}) == 1, "all brokers name the same leaders")
 
+    def node(self, part: str) -> ProcessNode:
+        return self._nodes.get(part) or super().node(part)
+
+    def start_coordinator(  # type: ignore[override]  # as of any local cluster
+        self, *, env: Mapping[str, str] | None = None, crash_at: str | None = None, ahead_s: float = 0.0
+    ) -> ProcessNode:
+        """A coordinator on this machine that is told of all three."""
+        env = {**(env or {}), "ROLLBRIDGE_BOOTSTRAP_SERVERS": self.bootstrap_servers}
+        return super().start_coordinator(env=env, crash_at=crash_at, ahead_s=ahead_s)
+
     def stop(self) -> None:
         """Stop everything, and take the network away."""
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
-        self._processes.clear()
+        self._nodes.clear()
         super().stop()
         for node in NODES:
             _quietly("ip", "netns", "del", self._namespace(node))
@@ -107,16 +132,15 @@ class ThreeBrokers(LocalCluster):
             self._make_network()
         except (OSError, subprocess.CalledProcessError) as fault:
             raise Unsupported(f"network namespaces: {fault}") from fault
+        WATCH.add(cluster.home.logs)
         state = cluster.up(wishes, only=[ZOOKEEPER]).state
-        for node in NODES:
-            self._start_broker(node, cluster, state)
-        eventually(self._is_whole, "three brokers answer")
+        addresses = [self.address(node) for node in NODES]
+        for node, part in zip(NODES, self.brokers, strict=True):
+            self._nodes[part] = _Broker(cluster.home, state, part, self._namespace(node), node, addresses)
+            self._nodes[part].start()
+        for broker in self._nodes.values():
+            broker.await_answer()
         return state
-
-    def _is_whole(self) -> bool:
-        for node, process in self._processes.items():
-            assert process.poll() is None, (self._logs / f"broker-{node}.out").read_text(errors="replace")[-3000:]
-        return all(probes.kafka_cluster_id(f"{self.address(node)}:{_PLAIN}") for node in NODES)
 
     def _view(self, node: int) -> frozenset[tuple[object, ...]]:
         """Return the partition leaders that a broker names; an error is a view of its own."""
@@ -130,35 +154,6 @@ class ThreeBrokers(LocalCluster):
             for topic in topics
             for item in topic.partitions
         )
-
-    def _start_broker(self, node: int, cluster: DevCluster, state: ClusterState) -> None:
-        home, cache = cluster.home, JarCache.default()
-        self._logs = home.logs
-        java, classpath = find_java(), [cache.location(jar) for jar in cache.jars(KAFKA)]
-        jvm = Jvm(java=java, classpath=classpath, heap="512m", short_lived=True, scratch=home.scratch)
-        archive = ClassArchive.of(KAFKA, java, classpath, cache.directory, home.scratch)
-        folder = home.of(f"broker-{node}")
-        folder.mkdir(parents=True)
-        voters = [f"{self.address(number)}:{_CONTROLLER}" for number in NODES]
-        plain = f"PLAINTEXT://{self.address(node)}:{_PLAIN}"
-        settings = {
-            "listeners": f"{plain},CONTROLLER://{self.address(node)}:{_CONTROLLER}",
-            "advertised.listeners": plain,
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
-            **broker_settings(node, voters, str(folder / "data"), state.kafka_settings),
-        }
-        properties = folder / "server.properties"
-        properties.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
-        log4j = Path(rollbridge_devcluster.__file__).parent / "log4j2.xml"
-        options = [f"-Dlog4j2.configurationFile={log4j}", f"-Drollbridge.log={home.logs / f'broker-{node}.log'}"]
-        options += archive.use()
-        with (home.logs / f"broker-{node}.out").open("ab") as output:
-            told = ["format", "--cluster-id", state.kafka_cluster_id, "--config", str(properties)]
-            command = jvm.command("kafka.tools.StorageTool", *told, options=options)
-            subprocess.run(command, check=True, stdout=output, stderr=output)
-            inside = ["ip", "netns", "exec", self._namespace(node)]
-            command = [*inside, *jvm.command("kafka.Kafka", str(properties), options=options)]
-            self._processes[node] = subprocess.Popen(command, stdout=output, stderr=output)
 
     def _make_network(self) -> None:
         # The bridge has a namespace of its own: in ours, the filters of a Docker engine would drop what crosses it.
@@ -195,6 +190,67 @@ class ThreeBrokers(LocalCluster):
 
     def _neighbour(self, at: int, what: str, other: int, *more: str) -> None:
         _run(*self._at(at), "neigh", what, self.address(other), *more, "dev", self._device(at))
+
+
+class _Broker(JavaProcess):
+    """One of them, which is a controller as well."""
+
+    heap = "512m"
+
+    def __init__(
+        self, home: Home, state: ClusterState, part: str, namespace: str, number: int, addresses: Collection[str]
+    ) -> None:
+        super().__init__(home, state, part, JarCache.default())
+        self._namespace, self._number, self._addresses = namespace, number, list(addresses)
+        self._folder = home.of(part)
+
+    @cached_property
+    def jvm(self) -> Jvm:
+        classpath = [self._cache.location(jar) for jar in self._cache.jars(KAFKA)]
+        return Jvm(
+            java=find_java(),
+            classpath=classpath,
+            heap=self.heap,
+            short_lived=self.state.short_lived,
+            scratch=self.home.scratch,
+        )
+
+    def prepare(self) -> None:
+        voters = [f"{address}:{_CONTROLLER}" for address in self._addresses]
+        data = str(self._folder / "data")
+        settings = {
+            "listeners": f"PLAINTEXT://{self._address},CONTROLLER://{voters[self._number - 1]}",
+            "advertised.listeners": f"PLAINTEXT://{self._address}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            **broker_settings(self._number, voters, data, self.state.kafka_settings),
+        }
+        self.write_properties(self._properties, settings)
+        if not (self._folder / "data" / "meta.properties").exists():
+            told = ["format", "--cluster-id", self.state.kafka_cluster_id, "--config", str(self._properties)]
+            command = self.jvm.command("kafka.tools.StorageTool", *told, options=self._options())
+            processes.run(command, home=self.home.path, part="format", output=self.output, timeout_seconds=60)
+
+    def command(self) -> list[str]:
+        # One process: who enters the namespace becomes the broker.
+        inside = ["ip", "netns", "exec", self._namespace]
+        return [*inside, *self.jvm.command("kafka.Kafka", str(self._properties), options=self._options())]
+
+    def answers(self) -> bool:
+        """Whether it answers this machine."""
+        return probes.kafka_cluster_id(self._address) == self.state.kafka_cluster_id
+
+    @property
+    def _address(self) -> str:
+        return f"{self._addresses[self._number - 1]}:{_PLAIN}"
+
+    @property
+    def _properties(self) -> Path:
+        return self._folder / "server.properties"
+
+    def _options(self) -> list[str]:
+        log4j = Path(rollbridge_devcluster.__file__).parent / "log4j2.xml"
+        archive = ClassArchive.of(KAFKA, self.jvm.java, self.jvm.classpath, self._cache.directory, self.home.scratch)
+        return [f"-Dlog4j2.configurationFile={log4j}", f"-Drollbridge.log={self.log}", *archive.use()]
 
 
 def _run(*command: str) -> None:

@@ -172,8 +172,8 @@ class EphemeralCluster(ABC):
 class ProcessCluster(EphemeralCluster):
     """One Kafka broker and one ZooKeeper as child processes, with data in a temporary directory."""
 
-    brokers = (KAFKA,)
-    zookeepers = (ZOOKEEPER,)
+    brokers: Sequence[str] = (KAFKA,)
+    zookeepers: Sequence[str] = (ZOOKEEPER,)
 
     def __init__(
         self,

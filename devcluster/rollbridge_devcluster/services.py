@@ -38,7 +38,8 @@ class CoordinatorProcess(ProcessNode):
         self._program = program
 
     def command(self) -> list[str]:
-        where = ["--bootstrap-servers", self.state.bootstrap_servers, "--zookeeper", self.state.zookeeper]
+        kafka = self._environment.get("ROLLBRIDGE_BOOTSTRAP_SERVERS", self.state.bootstrap_servers)
+        where = ["--bootstrap-servers", kafka, "--zookeeper", self.state.zookeeper]
         return [sys.executable, *self._program, *where, "--zookeeper-root", probes.ZOOKEEPER_ROOT]
 
     def answers(self) -> bool:

@@ -19,6 +19,7 @@ from typing import Final
 from integration_tests.backends.containers import ContainerCluster, set_clock
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.links import Link
+from integration_tests.three_brokers import ThreeBrokers
 
 HOST: Final = "host"
 """The party of all programs on this machine, which come through published ports."""
@@ -78,6 +79,12 @@ def partitioned(cluster: AnyCluster, ones: str | Sequence[str], others: str | Se
     Raises:
         Unsupported: the backend has no networks that can be cut.
     """
+    if isinstance(cluster, ThreeBrokers):
+        with ExitStack() as cuts:
+            for one in _names(ones):
+                cuts.enter_context(cluster.cut(cluster.number(one), [*map(cluster.number, _names(others))]))
+            yield
+        return
     with _cut(cluster, ones, others, "INPUT -s", "OUTPUT -d"):
         yield
 

@@ -22,11 +22,13 @@ from integration_tests.history.events import Fault
 from integration_tests.history.report import Report, put_section, summary
 from integration_tests.history.run import Run, running
 from integration_tests.history.trial import KAFKA_SETTINGS, WINDOWS
+from integration_tests.three_brokers import ThreeBrokers
 from rollbridge_devcluster.containers import prepare
 
 SECTIONS: Final = {Backend.LOCAL: "processes", Backend.DOCKER: "containers"}
 """Where the summary of each backend stands in docs/soak.md."""
 GATEWAYS: Final = "gateways"
+CUTS: Final = "cuts"
 
 
 def main() -> int:
@@ -42,6 +44,11 @@ def main() -> int:
         help="local: one broker and one ZooKeeper as processes; docker: three of each in containers",
     )
     parser.add_argument(
+        "--cuts",
+        action="store_true",
+        help="three brokers as processes, any of which is cut off from the others and from clients, too; for root",
+    )
+    parser.add_argument(
         "--gateways",
         action="store_true",
         help="write through gateways alone, and break these; only on processes",
@@ -54,6 +61,8 @@ def main() -> int:
         parser.error(f"{arguments.report} is no document; nothing was run")
     if arguments.gateways and arguments.backend != Backend.LOCAL:
         parser.error("gateways run on processes only; nothing was run")
+    if arguments.cuts and (arguments.gateways or arguments.backend != Backend.LOCAL):
+        parser.error("--cuts goes with processes alone; nothing was run")
     if arguments.backend == Backend.DOCKER:
         try:
             prepare()
@@ -67,7 +76,7 @@ def main() -> int:
     # Each history is checked before the next one is begun, with the next seed, on servers of its own.
     while time.monotonic() < deadline:
         folder = Path(tempfile.mkdtemp(prefix=f"history-{seed}-", dir=arguments.keep))
-        report = one(arguments.backend, seed, folder, deadline, gateways=arguments.gateways)
+        report = one(servers_of(arguments), seed, folder, deadline, gateways=arguments.gateways)
         if arguments.keep is None and not report.found:
             shutil.rmtree(folder)
         print("\n".join(report.lines()), end="\n\n", flush=True)
@@ -76,24 +85,29 @@ def main() -> int:
     command = f"make soak MINUTES={arguments.minutes:g}"
     command += ' ARGS="--backend docker"' if arguments.backend == Backend.DOCKER else ""
     command += ' ARGS="--gateways"' if arguments.gateways else ""
+    command += ' ARGS="--cuts"' if arguments.cuts else ""
     lines = list(summary(reports, command))
     print("\n".join(lines), flush=True)
     if arguments.report is not None:
-        put_section(arguments.report, GATEWAYS if arguments.gateways else SECTIONS[arguments.backend], lines)
+        section = GATEWAYS if arguments.gateways else CUTS if arguments.cuts else SECTIONS[arguments.backend]
+        put_section(arguments.report, section, lines)
     return 1 if any(report.found for report in reports) else 0
 
 
-def one(backend: Backend, seed: int, folder: Path, deadline: float, *, gateways: bool = False) -> Report:
+def servers_of(arguments: argparse.Namespace) -> AnyCluster:
+    """Return the servers of one history, which do not run yet."""
+    if arguments.backend == Backend.DOCKER:
+        return ContainerCluster(brokers=3, zookeepers=3, stalling=True)
+    if arguments.cuts:
+        return ThreeBrokers(kafka_settings=KAFKA_SETTINGS)
+    return LocalCluster(kafka_settings=KAFKA_SETTINGS, stalling=True)
+
+
+def one(servers: AnyCluster, seed: int, folder: Path, deadline: float, *, gateways: bool = False) -> Report:
     """One history; one that does not come to its end is a finding."""
     run: Run | gateway_run.GatewayRun | None = None
     try:
         with ExitStack() as ending:
-            docker = backend == Backend.DOCKER
-            servers: AnyCluster = (
-                ContainerCluster(brokers=3, zookeepers=3, stalling=True)
-                if docker
-                else LocalCluster(kafka_settings=KAFKA_SETTINGS, stalling=True)
-            )
             ending.enter_context(servers)
             try:
                 if gateways:

@@ -35,6 +35,7 @@ from rollbridge.errors import (
     RollbridgeError,
     UnavailableError,
 )
+from rollbridge.kafka import connection
 
 POLL_S = 0.5
 SHARED_KEYS = ("register-0", "register-1")
@@ -42,6 +43,8 @@ SHARED_KEYS = ("register-0", "register-1")
 OPEN_MAX = 3
 LARGE = 60
 """Records of one transaction in thirty."""
+IDLE_S = 1.0
+"""For so long connections of every second client may be idle, in place of nine minutes."""
 PIPELINED = 12
 """Commits of one client that are asked for without waiting for an answer, at most."""
 
@@ -326,6 +329,8 @@ def main(raw: str) -> None:
     task = Task.from_json(raw)
     stopping = threading.Event()
     threading.excepthook = _end_with_thread
+    if task.seed % 2:  # of the others, and of coordinators, brokers close what is idle
+        vars(connection)["_IDLE_MAX_S"] = IDLE_S
     signal.signal(signal.SIGTERM, lambda *_: stopping.set())
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with Path(task.out).open("a", buffering=1) as out:  # children append to it as well

@@ -145,6 +145,7 @@ class _Native:
         self.producer = self.connected()
         self._stream = task.streams[0]
         self._topic = topic_of(self._stream)
+        self._is_rolling = task.role == "rolling"
         self._book = book
         self._count = 0
         self._places: _Places = {}
@@ -206,8 +207,9 @@ class _Native:
     def _told(self, error: object, message: Message) -> None:
         if error is None:
             offset, value = message.offset(), (message.value() or b"").decode()
-            # An answer to a record that was sent twice need not say where the first one stands.
-            known = offset is not None and offset >= 0
+            # An answer to a record that was sent twice need not say where the first one stands. A gateway's says -1 for
+            # the first record of a batch of a transaction, and librdkafka counts the others on from there.
+            known = offset is not None and offset >= 0 and not self._is_rolling
             segment = SegmentId.of(message.partition() or 0, 0)
             self._places[value] = str(DLSN.of(segment, offset or 0, 0)) if known else None
 

@@ -63,6 +63,8 @@ BOUNDS_S: Final = {
 again and again, on a machine that is busy. They last a little longer than that, so that standing still shows."""
 
 
+CUT_S: Final = 20.0
+"""For so long a cut lasts at least: twice a broker's session, so that others have led for a while what it led."""
 WITH_NUMBERS: Final = ("writer", "guest", "pulse", "transformer", "odd", "trimmed", "loser")
 """Clients that hold numbers out of ZooKeeper, and so have to be restarted when it was set back."""
 
@@ -164,8 +166,19 @@ class Nemesis:
         if Ability.DISK_STALL in cluster.can:
             self.faults[f"the disk of {broker} stands still"] = self._stall_disk
         if Ability.PARTITION in cluster.can:
+            self.faults[f"cut {broker} off from the others"] = lambda: self._cut_off(cluster.brokers)
+        if Ability.PARTITION in cluster.can and Ability.CONTAINERS not in cluster.can:
+            # Coordinators and clients share this machine.
+            self.faults.update(
+                {
+                    f"cut {broker} off from clients": self._cut_off_from_us,
+                    f"cut {broker} off from the others and clients": lambda: self._cut_off(
+                        cluster.brokers, [faults.HOST]
+                    ),
+                }
+            )
+        elif Ability.PARTITION in cluster.can:
             cuts: dict[str, Callable[[], Iterator[None]]] = {
-                f"cut {broker} off from the others": lambda: self._cut_off(cluster.brokers),
                 f"cut {broker} off from the others and coordinators": lambda: self._cut_off(
                     cluster.brokers, self.coordinators
                 ),
@@ -238,6 +251,11 @@ class Nemesis:
         """Nothing goes between one of them and the others, or ``more``; clients of this machine still reach it."""
         part = self._one_of(parts)
         with faults.partitioned(self._cluster, part, [*(other for other in parts if other != part), *more]):
+            yield
+
+    def _cut_off_from_us(self) -> Iterator[None]:
+        """The other brokers reach it, and nobody else does."""
+        with faults.partitioned(self._cluster, self._one_of(self._cluster.brokers), faults.HOST):
             yield
 
     def _cut_coordinator(self, servers: Sequence[str]) -> Iterator[None]:

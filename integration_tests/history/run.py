@@ -31,7 +31,7 @@ from integration_tests.history.groups import AWAITED, COPIED
 from integration_tests.history.historian import NAME as HISTORIAN
 from integration_tests.history.historian import Historian
 from integration_tests.history.natives import PARTITIONS, topic_of
-from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, Nemesis
+from integration_tests.history.nemesis import BOUNDS_S, COORDINATORS, CUT_S, Nemesis
 from integration_tests.history.owner import Owner
 from integration_tests.history.report import Report
 from integration_tests.history.shrinking import KEY, shared_state
@@ -48,6 +48,7 @@ from integration_tests.history.trial import (
 )
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
+from integration_tests.three_brokers import ThreeBrokers
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.model.control import ControlRecord
 from rollbridge.model.names import GroupName
@@ -154,7 +155,8 @@ class Run(Trial):
         with self._nemesis.broken(fault):
             began = time.monotonic_ns()
             # Standing still for longer than the bound can only show in a window that is longer.
-            time.sleep(broken_s if bound_s is None else max(broken_s, bound_s + 2))
+            least_s = CUT_S if fault.startswith("cut ") else 0.0
+            time.sleep(max(broken_s, least_s if bound_s is None else bound_s + 2))
             ended = time.monotonic_ns()
         self._heal(Window(fault, began, ended, bound_s, self._nemesis.paused))
 
@@ -168,6 +170,8 @@ class Run(Trial):
         if number % 2:
             return self._choice.choice(("quiet", "scale"))
         names = sorted(self._nemesis.faults.keys() - {"quiet", "scale"})
+        if isinstance(self._cluster, ThreeBrokers):  # which are there for what happens to one of several
+            names = [name for name in names if name.split()[1:3] in (["a", "broker"], ["a", "coordinator"])]
         random.Random(0).shuffle(names)
         return names[(self.report.seed * WINDOWS // 2 + number // 2) % len(names)]
 
