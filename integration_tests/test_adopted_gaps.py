@@ -173,7 +173,7 @@ def test_a_foreign_transaction_that_stays_open_stops_conditions_and_nothing_else
 ) -> None:
     topic = adopted()
     key = KEYS[0]
-    with client.cas_writer(topic, timeout=4, transaction_timeout=2) as cas:
+    with client.cas_writer(topic, timeout=10, transaction_timeout=2) as cas:
         sn = cas.write(key, b"first", expected=EMPTY)
         foreign = native(site, topic, **{"transactional.id": unique_name("foreign")})
         foreign.init_transactions(30)

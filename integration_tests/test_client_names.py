@@ -152,9 +152,10 @@ def test_a_name_and_a_connection_of_this_name_fence_each_other(
     txn.flush()
     with site.connect("shared-name") as connection:
         [left] = connection.unfinished()
-        connection.resume(left.transaction).abort()
+        resumed = connection.resume(left.transaction)
         with pytest.raises(ClientFencedError):
             txn.commit()
+        resumed.abort()
 
 
 def test_a_closed_name_lets_go_of_its_own_only(client: rollbridge.Bridge, ledger: str) -> None:

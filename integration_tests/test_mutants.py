@@ -85,6 +85,6 @@ def test_tests_that_take_too_long_have_noticed(checkout: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("number", ROWS)
-def test_rows_name_code_that_is_there_and_tests_that_need_no_servers(number: int) -> None:
+def test_rows_name_code_that_is_there_and_tests(number: int) -> None:
     assert all(mutants_of(ROOT, place) for place in ROWS[number])
     assert named_tests(ROOT, number)
