@@ -8,11 +8,12 @@ import threading
 import pytest
 
 from rollbridge.calls import Deadline
+from rollbridge.cas.dispatch import fail
 from rollbridge.cas.machine import Committed, ConditionalAppend
 from rollbridge.cas.queue import AppendQueue
 from rollbridge.cas.request import AppendRequest, CasFuture, NewRecord
 from rollbridge.cas.writer import CasWriter
-from rollbridge.errors import CasWriteError
+from rollbridge.errors import CasWriteError, KafkaUnavailableError, NotAuthorizedError
 from rollbridge.model.cas import Refused, Scope
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import KeyRange
@@ -90,3 +91,21 @@ def test_an_answer_may_be_a_failure() -> None:
     assert isinstance(answer.exception(), CasWriteError)
     with pytest.raises(CasWriteError):
         answer.result()
+
+
+def test_a_call_cut_off_at_the_end_of_a_write_hides_nothing_that_it_has_waited_for() -> None:
+    lane = queue()
+    late, patient, fresh = request(None), request(None), request(None)
+    late.deadline = fresh.deadline = Deadline(0)
+    late.last_try = patient.last_try = "an earlier native transaction is still open"
+    cut_off = KafkaUnavailableError("cannot read topic t: NETWORK_EXCEPTION for 0 s")
+    fail(lane, [late, patient, fresh], cut_off)
+    assert str(late.exception()).endswith(
+        "took too long: an earlier native transaction is still open; nothing was written"
+    )
+    assert patient.exception() is cut_off
+    assert fresh.exception() is cut_off
+    denied, denial = request(None), NotAuthorizedError("not allowed", resource="topic t")
+    denied.deadline, denied.last_try = Deadline(0), "an earlier native transaction is still open"
+    fail(lane, [denied], denial)
+    assert denied.exception() is denial

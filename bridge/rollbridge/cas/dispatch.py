@@ -199,7 +199,7 @@ class StreamAppender:
             with self._pool.session(max((item.deadline for item in round_.requests), key=Deadline.left)) as session:
                 took_s = self._run(queue, round_, session)
         except RollbridgeError as fault:
-            _fail(round_.requests, fault)
+            fail(queue, round_.requests, fault)
             return
         except BaseException:
             for request in round_.requests:
@@ -332,7 +332,7 @@ class StreamAppender:
             if fault.kafka_error in _DENIED:
                 topic = f"topic {fault.topic}"
                 fault = NotAuthorizedError(f"not allowed to write to {topic}", resource=topic)
-        _fail(requests, fault)
+        fail(queue, requests, fault)
 
 
 def _batch(requests: Sequence[AppendRequest]) -> bytes:
@@ -343,9 +343,12 @@ def _batch(requests: Sequence[AppendRequest]) -> bytes:
     return builder.build()
 
 
-def _fail(requests: Sequence[AppendRequest], fault: RollbridgeError) -> None:
+def fail(queue: AppendQueue, requests: Sequence[AppendRequest], fault: RollbridgeError) -> None:
+    """Tell writes why they cannot be written."""
     for request in requests:
-        request.settle(fault)
+        # A call that the end of a write's time has cut off does not know what the write has waited for.
+        cut_off = isinstance(fault, KafkaUnavailableError) and request.last_try
+        request.settle((cut_off and queue.overdue(request)) or fault)
 
 
 # Channels

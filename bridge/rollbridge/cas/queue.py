@@ -148,7 +148,7 @@ class AppendQueue:
         size = 0
         while self.queue and len(places) < ROUND_WRITES_MAX:
             request = self.queue[0]
-            fault = request.broken_chain() or self._overdue(request)
+            fault = request.broken_chain() or self.overdue(request)
             if fault is not None:
                 self.queue.popleft().settle(fault)
                 continue
@@ -205,6 +205,13 @@ class AppendQueue:
         self.queue.extendleft(reversed(again))
         return doubtful
 
+    def overdue(self, request: AppendRequest) -> UnavailableError | None:
+        """Return the error of a write whose time is over, with what its last try waited for; None if it has time."""
+        if not request.deadline.passed():
+            return None
+        why = f": {request.last_try}" if request.last_try else ""
+        return UnavailableError(f"the conditional write to {self._stream} took too long{why}; nothing was written")
+
     def refusal(self, request: AppendRequest, verdict: Refused) -> CasWriteError:
         """Return the error of a write that is refused."""
         what = "the segment's last record" if request.scope is Scope.SEGMENT else "the last record with this key"
@@ -243,12 +250,6 @@ class AppendQueue:
         self.came.clear()
         self._due = order[0].owner if order else None
         return order
-
-    def _overdue(self, request: AppendRequest) -> UnavailableError | None:
-        if not request.deadline.passed():
-            return None
-        why = f": {request.last_try}" if request.last_try else ""
-        return UnavailableError(f"the conditional write to {self._stream} took too long{why}; nothing was written")
 
     def _tell_unclear(self, requests: Sequence[AppendRequest], result: Unclear) -> None:
         offset = result.offset
