@@ -25,8 +25,6 @@ from rollbridge.model.records import StreamConfig
 from rollbridge.model.replay import BufferPlace, LookUp
 from rollbridge.model.snapshots import choose, index_keys, segment_of
 
-AGAIN = 20
-"""So many records of the commit log, of some hundred, are read again if something is unsure."""
 PREVIEW_DEFECTS = ("no-look-up", "deaf", "no-records", "hasty-records", "sure", "no-list")
 """Aborted transactions are not looked up, nor in the list; the commit log is not read; recorded transactions are not
 put back, or without asking whether they have ended; the commit log is not read further back, by the second one neither;
@@ -105,8 +103,7 @@ class Previewer:
         if is_cut and not ended.log_end and not self.defect:
             raise TruncatedError
         if is_cut or (start.is_unsure() and self.defect not in ("sure", "deaf")):
-            begin = min(ended.log_end, known_from) if ended.log_end else known_from - AGAIN
-            self._hear(start, max(begin, log_first), known_from)
+            self._hear(start, max(min(ended.log_end, known_from), log_first), known_from)
             start.exclude_ended(ended)
         if self.defect == "hasty-records":
             start._ended = {}

@@ -45,7 +45,7 @@ from rollbridge.model.ended import EndedIds
 from rollbridge.model.ids import SegmentId, local_sequence
 from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction, FrameRef
-from rollbridge.model.preview import AGAIN, FAR, PreviewStart, Shown
+from rollbridge.model.preview import FAR, PreviewStart, Shown
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.replay import BufferPlaces
 
@@ -294,11 +294,12 @@ class PreviewTail:
     def _read_further_back(self, follower: Follower) -> Iterator[tuple[bytes, ControlKind]]:
         """Read which transactions have ended, and the commit log from there to what has been read of it, once.
 
-        Without the list, as in a new group, some of the log is read instead.
+        A writer may have doubled a BEGIN frame long after its transaction has ended. Without the list, as in a new
+        group, all that is left of the log is read.
         """
         self._is_read_back = True
         known_from, ended = self._log_known_from, self._read_list()
-        begin = known_from - AGAIN if ended is None else min(ended.log_end, known_from)
+        begin = 0 if ended is None else min(ended.log_end, known_from)
         return self._read_log(max(begin, self._log_start), known_from, follower)
 
     def _read_list(self) -> EndedIds | None:

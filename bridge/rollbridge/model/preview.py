@@ -33,9 +33,6 @@ ENDED_MAX: Final = 200_000
 """Outcomes that are kept in mind because the frames of their transactions may not have been read yet."""
 FAR: Final = 1_000
 """Messages between two recorded frames from which on it is quicker to fetch at the second than to read all of them."""
-AGAIN: Final = 20_000
-"""How far before its start the commit log is read for transactions that seem open, and of which it says nothing since,
-if it is not written down which have ended: a writer may have doubled a BEGIN frame."""
 
 CheckBatch = Callable[[bytes, int], str | None]
 Shown = tuple[BufferedTransaction, FrameRef, bytes]
