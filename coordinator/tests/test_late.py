@@ -50,12 +50,23 @@ def test_a_segment_is_looked_behind_at_growing_intervals_until_its_time_is_up() 
     assert watch.is_idle
 
 
-def test_a_new_leader_takes_up_what_was_sealed_lately_and_nothing_older() -> None:
+def test_a_new_leader_takes_up_what_was_sealed_lately_and_the_last() -> None:
     watch = LateWatch(WATCH_MS)
     watch.take_up("s/a", sealed_at(5, created_ms=0), WATCH_MS)
-    watch.take_up("s/b", sealed_at(5, created_ms=0), 11 * WATCH_MS)
+    watch.take_up("s/b", sealed_at(5, created_ms=0), 11 * WATCH_MS)  # by a clock that may have been behind
     watch.take_up("s/c", sealed_at(5, created_ms=WATCH_MS), 0)  # by a clock that is ahead
-    assert watch.due(20 * WATCH_MS) == [("s/c", S0), ("s/a", S0)]
+    assert watch.due(20 * WATCH_MS) == [("s/c", S0), ("s/a", S0), ("s/b", S0)]
+
+
+def test_what_was_sealed_behind_something_is_no_older_whatever_a_clock_that_is_behind_has_stamped() -> None:
+    history = EpochHistory.create(even_ranges(1), 0)
+    for number, created_ms in enumerate([0, 50, 1, 2]):
+        sealed = next(iter(history.active.segment_ids))
+        record = history.plan_scale([sealed.number], even_ranges(1), created_ms * WATCH_MS)
+        history = history.with_records(replace(record, sealed_ends={sealed: number}))
+    watch = LateWatch(WATCH_MS)
+    watch.take_up("s/a", history, 55 * WATCH_MS)
+    assert [segment.epoch for _, segment in watch.due(55 * WATCH_MS)] == [1, 2, 3]
 
 
 class Answers:

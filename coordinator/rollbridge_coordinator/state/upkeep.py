@@ -14,8 +14,10 @@ Source: Pravega's retention set (``RetentionSet``, "Pravega Stream Retention").
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Final, Self
 
 from rollbridge.model.ended import MARKS_PER_LIMIT, LogMark, gap_ms
@@ -261,18 +263,22 @@ class LateWatch:
     def take_up(self, stream: str, history: EpochHistory, now_ms: int, earliest_ms: int | None = None) -> None:
         """Watch the segments that ended with epochs made since the last time.
 
-        A new leader takes up all whose epochs were planned not too long ago: sealing takes its time after that, and
-        clocks differ. ``earliest_ms`` is the lowest of the times that they show; None: it is ``now_ms``.
+        A new leader takes up the last, and all whose epochs were planned not too long ago: sealing takes its time after
+        that, and clocks differ. One that was planned behind another is no older, whatever a wrong clock has stamped.
+        ``earliest_ms`` is the lowest of the times that they show; None: it is ``now_ms``.
         """
         judged_ms = now_ms if earliest_ms is None else earliest_ms
         since = self.known.get(stream)
         if since == history.active.epoch:
             return
-        for record in reversed(history.records[1:]):
-            if record.epoch <= (-1 if since is None else since):
-                break
-            if since is None and judged_ms - record.created_ms > self.watch_ms * _SPARE:
-                break
+        records = history.records[1:]
+        if since is None:
+            planned_ms = list(accumulate((record.created_ms for record in records), max))
+            old = bisect_left(planned_ms, judged_ms - self.watch_ms * _SPARE)
+            fresh = records[min(old, len(records) - 1) :]
+        else:
+            fresh = tuple(record for record in records if record.epoch > since)
+        for record in fresh:
             for segment in record.sealed_ends or ():
                 course = _Course(now_ms, now_ms + self.watch_ms, FIRST_MS // 2)
                 self._courses.setdefault((stream, segment), course)
