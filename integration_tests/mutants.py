@@ -67,6 +67,7 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     99: (
         "coordinator/rollbridge_coordinator/procedures/unled.py: load_streams buffer_fault _load _exclude",
         "coordinator/rollbridge_coordinator/state/faults.py: Suspects",
+        "bridge/rollbridge/model/journal.py: deleted_by_hand",
     ),
     100: (
         "coordinator/rollbridge_coordinator/procedures/unled.py: end_lost _end_unread _is_lost",

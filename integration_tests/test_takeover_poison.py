@@ -139,6 +139,7 @@ POISONS: dict[str, Poison] = {
     **{f"{name} garbage": _node(make, "garbage") for name, make in NODES.items()},
     **{f"{name} empty": _node(NODES[name], "empty") for name in ("settings", "epoch")},
     **{f"{name} denied": _node(make, "denied", deletable=False) for name, make in NODES.items()},
+    **{f"{name} missing": _node(NODES[name], "missing", "") for name in ("settings", "truncation", "late notes")},
     **{f"{name} newer": _node(NODES[name], "newer", FORMAT_NEWER, deletable=False) for name in ("settings", "epoch")},
     "epochs denied": _node(paths.epochs, "denied", deletable=False),
     "epoch missing": _node(NODES["epoch"], "missing"),
@@ -203,6 +204,9 @@ def corpus(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         commit(client, innocent)
         eventually(lambda: len(client.admin.transactions()) == len(POISONS), "all are on record")
         site.stop_coordinator()
+        site.start_coordinator()  # what stood in ZooKeeper when it comes, no backup may have lacked
+        commit(client, innocent)
+        site.stop_coordinator()
         for name, poison in POISONS.items():
             poison.spoil(places[name])
         site.start_coordinator()
@@ -219,6 +223,14 @@ def test_an_innocent_stream_of_the_group_commits_under_the_next_leader(corpus: C
         eventually(lambda: corpus.fault(name) in (poison.code, "hidden"), f"it is {poison.code}")
     else:
         assert corpus.fault(name) in ("", "hidden")
+
+
+def test_a_stream_that_somebody_has_deleted_in_zookeeper_is_there_again_with_what_was_open(corpus: Corpus) -> None:
+    stream = corpus.places["settings missing"].name
+    assert str(stream) in [str(item.name) for item in corpus.client.admin.list_streams(stream.scope)]
+    commit(corpus.client, stream)
+    open_ones = [str(item.id) for item in corpus.client.admin.transactions(GroupName(stream.scope))]
+    assert corpus.left_open["settings missing"] in open_ones
 
 
 def test_the_doctor_names_what_is_wrong(corpus: Corpus) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from rollbridge.model import paths
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.journal import DELETED, lost
+from rollbridge.model.journal import DELETED, deleted_by_hand, lost
 from rollbridge.model.late import LateNotes, LateSegment
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.position import Former
-from rollbridge.model.records import Group, Retention, StreamConfig, StreamState, Truncation
+from rollbridge.model.records import ControllerEpoch, Group, Retention, StreamConfig, StreamState, Truncation
 
 GROUP, NAME = GroupName("sales", "main"), StreamName("sales", "orders")
 CONFIG = StreamConfig(name=NAME, group=GROUP, created_ms=0, buffer_topic_id="id")
@@ -108,3 +108,33 @@ def test_values_of_counters_are_no_reason_to_say_that_something_was_lost() -> No
     """Whoever may write them may set them back."""
     assert faults({paths.TRANSACTION_COUNTER: b"90"}, {paths.TRANSACTION_COUNTER: b"x"}) == []
     assert faults({paths.counter(GROUP): b"7 90 3 0 0"}, {}) == []
+
+
+LED = {paths.controller(GROUP): ControllerEpoch(6, "", 0).to_json()}
+WHOLE = {PATH: CONFIG.to_json(), paths.epoch(NAME, 0): b"{}", paths.truncation(NAME): b"{}", paths.late(NAME): b"{}"}
+
+
+def given_back(journal: Mapping[str, bytes], nodes: Mapping[str, bytes], next_epoch: int = 7) -> set[str]:
+    return set(deleted_by_hand(journal, nodes, GROUP, next_epoch))
+
+
+def test_what_stood_in_zookeeper_when_a_leader_came_that_it_knows_was_deleted_by_hand() -> None:
+    assert given_back(WHOLE | LED, {}) == WHOLE.keys() | {paths.epochs(NAME)}
+    settings_changed = {path: WHOLE[path] for path in list(WHOLE)[1:]} | LED | {PATH: WHOLE[PATH]}
+    assert given_back(settings_changed, {}) == WHOLE.keys() | {paths.epochs(NAME)}, "its first epoch is as old"
+    for path in (paths.truncation(NAME), paths.late(NAME)):
+        assert given_back(WHOLE | LED, {place: value for place, value in WHOLE.items() if place != path}) == {path}
+
+
+def test_what_a_backup_may_have_lacked_is_not_given_back() -> None:
+    assert given_back(LED | WHOLE, {}) == set(), "created since that leader came"
+    assert given_back(WHOLE | LED, {}, next_epoch=6) == set(), "ZooKeeper does not know that leader"
+    assert given_back(WHOLE, {}) == set()
+    again = (
+        {paths.epoch(NAME, 0): b"{}", paths.late(NAME): b"{}"} | LED | {PATH: replace(CONFIG, first_epoch=4).to_json()}
+    )
+    assert given_back(again, {}) == set(), "only a former life is as old"
+    noted_since = {PATH: WHOLE[PATH]} | LED | {paths.late(NAME): b"{}"}
+    assert given_back(noted_since, {PATH: WHOLE[PATH]}) == set()
+    assert given_back({PATH: DELETED, paths.epoch(NAME, 0): b"{}"} | LED, {}) == set(), "deleted with a word"
+    assert given_back({PATH: WHOLE[PATH]} | LED, {PATH: WHOLE[PATH]}) == set(), "nothing is missing"

@@ -1033,8 +1033,11 @@ class World:
         return offsets
 
     def latest(self, topic: str) -> dict[bytes, bytes]:
-        """The latest committed value of each key."""
-        rows = dict(row for _, row in self.topics[topic].visible())
+        """The latest committed value of each key, in the order of offsets."""
+        rows: dict[bytes, bytes | None] = {}
+        for _, (key, value) in self.topics[topic].visible():
+            rows.pop(key, None)
+            rows[key] = value
         return {key: value for key, value in rows.items() if value is not None}
 
     def compact(self, topic: str) -> None:
@@ -1085,8 +1088,8 @@ class World:
         return fx.TopicLook("" if topic is None or name in self.unseen else topic.id, self.unreadable.get(name, ""))
 
     def _present(self, topic: str) -> Topic:
-        """A topic; raises if its owner has deleted it."""
-        if topic not in self.topics and topic not in self.removed:
+        """A topic; raises if its owner has deleted it, or another leader."""
+        if topic not in self.topics:
             raise Missing(unshard(topic)[0])
         return self.topics[topic]
 

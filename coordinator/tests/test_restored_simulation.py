@@ -87,6 +87,11 @@ class RestoredRun(Run):
         self.backup: tuple[dict[str, bytes], int, dict[str, int]] | None = None
         self.restored = self.repaired = self.useless = self.outlived = self.unwritten = 0
 
+    def run_on(self) -> None:
+        super().run_on()
+        if self.outlived:
+            self._start_leader()  # records of ended transactions that a backup brought back go with the next leader
+
     def _meddle(self) -> None:
         super()._meddle()
         if self.backup is None:
@@ -329,7 +334,7 @@ DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, Callable[[
 
 FOUND_FIRST = {
     "goes-on-regardless": 58,
-    "overlooks-counters": 113,
+    "overlooks-counters": 131,
     "overlooks-late": 0,
 }
 """The runs that noticed rare defects when this was written; they are tried first."""

@@ -302,6 +302,45 @@ def test_a_zookeeper_that_names_the_buffer_of_a_former_life_was_set_back() -> No
         scene.until(lambda: led(scene))
 
 
+def test_a_stream_that_somebody_has_deleted_in_zookeeper_is_given_back_with_what_was_open() -> None:
+    scene = Place()
+    begun = open_for_long(scene, ORDERS)
+    spoil_and_take_over(scene, lambda _: None)
+    kept = tree(scene)
+    scene.take_over()
+    for path in kept:
+        del scene.world.nodes[path]
+    scene.until(lambda: led(scene) and tree(scene) == kept)
+    assert scene.terms_ended == 1, "the first takeover gives it back, the second one leads it"
+    scene.terms_ended = 0
+    scene.commit(ORDERS, begun)
+    scene.until(lambda: scene.outcome(begun) is not None)
+    assert scene.outcome(begun).kind is ControlKind.COMMIT  # type: ignore[union-attr]
+    scene.others_go_on()
+    assert not scene.world.broken
+
+
+def test_a_stream_that_a_backup_may_have_lacked_is_not_given_back() -> None:
+    scene = Place()
+    scene.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream="sales/third", segments=1, created_ms=0))
+    third = StreamName("sales", "third")
+    scene.until(lambda: paths.epoch(third, 0) in scene.leader.group.journal.nodes)  # type: ignore[union-attr]
+    for path in tree(scene, third):
+        del scene.world.nodes[path]
+    scene.take_over()
+    with pytest.raises(ZooKeeperOutdatedError, match="does not know stream sales/third"):
+        scene.until(lambda: led(scene))
+
+
+def tree(scene: Scene, stream: StreamName = ORDERS) -> dict[str, bytes]:
+    """The nodes of a stream that its journal has, and their parents."""
+    own = paths.stream(stream)
+    places = (own, paths.epochs(stream), paths.truncation(stream), paths.late(stream))
+    return {
+        path: value for path, value in scene.world.nodes.items() if path.startswith(f"{own}/epochs/") or path in places
+    }
+
+
 def test_what_somebody_has_emptied_is_aborted_if_a_record_tells_of_it() -> None:
     scene = Scene()
     recorded = open_for_long(scene, ORDERS)

@@ -51,7 +51,7 @@ class LatestRecord(NamedTuple):
 def read_latest(
     bootstrap_servers: str, security: Mapping[str, str], topic: str, *, client_id: str = CLIENT_ID
 ) -> dict[bytes, LatestRecord]:
-    """Return the latest record of each key that has no tombstone.
+    """Return the latest record of each key that has no tombstone, in the order of offsets.
 
     Raises:
         KafkaUnavailableError, NotFoundError, NotAuthorizedError
@@ -59,9 +59,8 @@ def read_latest(
     found: dict[bytes, LatestRecord] = {}
     for record in read_all(bootstrap_servers, security, topic, client_id=client_id):
         key, value = record.key or b"", record.value
-        if value is None:
-            found.pop(key, None)
-        else:
+        found.pop(key, None)
+        if value is not None:
             found[key] = LatestRecord(record.offset, value)
     return found
 

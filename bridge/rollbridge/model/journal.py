@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Final
 
 from rollbridge.model import paths
@@ -62,7 +63,7 @@ LOG_BEGINS: Final = b"its commit log is being begun anew; run rollbridge repair 
 """Mark of a group while :func:`begin_log` is carried out."""
 
 Journal = Mapping[str, bytes]
-"""Values of nodes by their paths."""
+"""Values of nodes by their paths, in the order in which they were appended last."""
 
 
 def key_of(path: str) -> bytes:
@@ -147,6 +148,37 @@ def lost(
         kept = {item: to for item, to in noted.segments.items() if here.keeps(item.epoch) and item not in here.removed}
         if notes.is_behind(replace(noted, segments=kept)):
             found.append(f"late records of stream {stream} were forwarded, of which ZooKeeper knows nothing")
+    return found
+
+
+def deleted_by_hand(
+    journal: Journal, nodes: Mapping[str, bytes | None], name: GroupName, next_epoch: int
+) -> dict[str, bytes]:
+    """Return nodes of streams that somebody else has deleted in a ZooKeeper that was not set back, with their values.
+
+    What the journal has ahead of a controller epoch that ZooKeeper still knows was there when that leader came. It says
+    before what leaders delete themselves. For the arguments see :func:`lost`.
+    """
+    controller = paths.controller(name)
+    raised = journal.get(controller)
+    if raised is None or ControllerEpoch.from_json(raised).epoch >= next_epoch:
+        return {}
+    before = set(takewhile(lambda path: path != controller, journal))
+    found: dict[str, bytes] = {}
+    for stream, value in streams_of(journal).items():
+        own = paths.stream(stream)
+        if is_deleted(value):
+            continue
+        if nodes.get(own) is not None:
+            minor = before.intersection((paths.truncation(stream), paths.late(stream)))
+            found |= {path: journal[path] for path in minor if nodes.get(path) is None}
+            continue
+        first = StreamConfig.from_json(value).first_epoch  # of this life
+        if own in before or any(
+            number >= first and paths.epoch(stream, number) in before for number in epochs_of(journal, stream)
+        ):
+            found |= {path: item for path, item in journal.items() if path == own or path.startswith(f"{own}/")}
+            found[paths.epochs(stream)] = b""
     return found
 
 
@@ -372,7 +404,7 @@ def _numbers(nodes: Nodes, groups: Sequence[GroupEvidence]) -> RepairStep:
             operations.append(SetNode(path, fresh.to_json()))
     put = _put(nodes, paths.GROUP_NUMBERS, b"%d" % (highest + 1))
     what = f"have {len(operations)} groups numbered anew, from {highest + 1} on"
-    return RepairStep(what, _batches([put, *operations]))
+    return RepairStep(what, batches([put, *operations]))
 
 
 def _is_log_newer(group: GroupEvidence, journaled: Group, there: Group) -> bool:
@@ -387,7 +419,7 @@ def _parents(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[RepairSt
     wanted = [path for scope in scopes for path in (f"{paths.SCOPES}/{scope}", paths.streams(scope))]
     missing = [path for path in (paths.SCOPES, *wanted, paths.GROUPS) if path not in nodes]
     if missing:
-        yield RepairStep("make room for what was created since", _batches([CreateNode(path, b"") for path in missing]))
+        yield RepairStep("make room for what was created since", batches([CreateNode(path, b"") for path in missing]))
 
 
 def _mark(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[RepairStep]:
@@ -438,7 +470,7 @@ def _group(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[RepairSt
         created = () if path in nodes else (CreateNode(path, b""),)
         again = (SetNode(path, nodes.get(path) or b""),) * VERSION_JUMP
         what = f"raise the part numbers of {path.rpartition('/')[2]} by {VERSION_JUMP}"
-        yield RepairStep(what, _batches([*created, *again]))
+        yield RepairStep(what, batches([*created, *again]))
 
 
 def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> RepairStep:
@@ -451,7 +483,7 @@ def _controller(nodes: Nodes, group: GroupEvidence, now_ms: int) -> RepairStep:
     value = ControllerEpoch(epoch, "repair", now_ms).to_json()
     created = () if path in nodes or paths.group(group.name) not in nodes else (CreateNode(path, value),)
     what = f"raise the controller epoch of {group.name} from {known} to {epoch}"
-    return RepairStep(what, _batches([*created, *(SetNode(path, value),) * (epoch - known)]))
+    return RepairStep(what, batches([*created, *(SetNode(path, value),) * (epoch - known)]))
 
 
 def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> Iterator[RepairStep]:
@@ -473,7 +505,7 @@ def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> I
     if operations:
         known = sum(isinstance(item, CreateNode) and "/epochs/" in item.path for item in changed)
         what = f"restore stream {stream}: {known} epochs, {len(changed) - known} other nodes, {len(dropped)} go"
-        yield RepairStep(what, _batches(operations))
+        yield RepairStep(what, batches(operations))
 
 
 def _lost_nodes(nodes: Nodes, journal: Journal, stream: StreamName) -> Journal:
@@ -532,7 +564,7 @@ def _forget_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName, forme
         return
     below = [path for path in nodes if path.startswith(f"{paths.stream(stream)}/")]
     doomed = sorted([paths.stream(stream), *below], key=lambda path: (-path.count("/"), path))
-    yield RepairStep(f"delete stream {stream}, which has been deleted since", _batches([*map(DeleteNode, doomed)]))
+    yield RepairStep(f"delete stream {stream}, which has been deleted since", batches([*map(DeleteNode, doomed)]))
 
 
 def _is_gone(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> bool:
@@ -565,7 +597,7 @@ def _index(nodes: Nodes, groups: Sequence[GroupEvidence]) -> Iterator[RepairStep
     if gone or wrong:
         parent = [] if paths.TOPICS in nodes else [CreateNode(paths.TOPICS, b"")]
         what = f"have the index name the streams of {len(wrong)} adopted topics, and of {len(gone)} others none"
-        yield RepairStep(what, _batches([*parent, *gone, *wrong]))
+        yield RepairStep(what, batches([*parent, *gone, *wrong]))
 
 
 def _under_way(nodes: Nodes, group: GroupEvidence) -> Iterator[RepairStep]:
@@ -619,7 +651,7 @@ def _sessions(nodes: Nodes, group: GroupEvidence, now_ms: int) -> Iterator[Repai
         value = ClientSession(client, epoch, now_ms, session.shared, renews=session.shared is None).to_json()
         operations.append(_put(nodes, path, value))
     if operations:
-        yield RepairStep(f"end all sessions of the {len(names)} named clients of {group.name}", _batches(operations))
+        yield RepairStep(f"end all sessions of the {len(names)} named clients of {group.name}", batches(operations))
 
 
 def _clear_epochs(nodes: Nodes, group: GroupEvidence) -> Iterator[RepairStep]:
@@ -658,7 +690,7 @@ def _newest(journal: Journal, stream: StreamName) -> int:
 def _delete(nodes: Nodes, what: str, parent: str) -> Iterator[RepairStep]:
     doomed = _children(nodes, parent)
     if doomed:
-        yield RepairStep(f"{what} ({len(doomed)})", _batches([*map(DeleteNode, doomed)]))
+        yield RepairStep(f"{what} ({len(doomed)})", batches([*map(DeleteNode, doomed)]))
 
 
 def _children(nodes: Nodes, parent: str) -> list[str]:
@@ -669,7 +701,8 @@ def _put(nodes: Nodes, path: str, value: bytes) -> NodeOperation:
     return SetNode(path, value) if path in nodes else CreateNode(path, value)
 
 
-def _batches(operations: Sequence[NodeOperation]) -> tuple[tuple[NodeOperation, ...], ...]:
+def batches(operations: Sequence[NodeOperation]) -> tuple[tuple[NodeOperation, ...], ...]:
+    """Split operations into multis that ZooKeeper accepts."""
     left, found = list(operations), []
     while left:
         count = leading(left, BATCH_BYTES_MAX)

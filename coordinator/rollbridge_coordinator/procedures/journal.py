@@ -2,10 +2,13 @@
 
 A leader that finds ZooKeeper set back, as by a restored backup, marks that in ZooKeeper, so that no leader tries again
 before a repair: each attempt raises the controller epoch, and after some the set-back would not show any more.
+
+What somebody has deleted of a stream in a ZooKeeper that was not set back is given back from the journal.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Final
 
@@ -13,7 +16,7 @@ from rollbridge.errors import ZooKeeperOutdatedError
 from rollbridge.model import paths
 from rollbridge.model.changes import BUFFER_LOST, BUFFER_UNREADABLE
 from rollbridge.model.ids import SHARED_MAX, parse_number
-from rollbridge.model.journal import Journal, key_of, lost, streams_of
+from rollbridge.model.journal import Journal, batches, deleted_by_hand, key_of, lost, streams_of
 from rollbridge.model.names import StreamName
 from rollbridge.model.records import ControllerEpoch, CreateNode
 from rollbridge_coordinator.state.effects import (
@@ -27,7 +30,10 @@ from rollbridge_coordinator.state.effects import (
     read_children,
     read_node,
 )
+from rollbridge_coordinator.state.faults import StaleStateError
 from rollbridge_coordinator.state.group import GroupState
+
+logger = logging.getLogger(__name__)
 
 RECORDS_PER_ROUND: Final = 1_000
 OF_BUFFER: Final = frozenset({BUFFER_LOST, BUFFER_UNREADABLE})
@@ -49,13 +55,20 @@ def check_journal(group: GroupState, next_epoch: int) -> Steps[None]:
 
     Raises:
         ZooKeeperOutdatedError: ZooKeeper has lost something that it knew.
+        StaleStateError: somebody else had deleted nodes of a stream, which are there again.
     """
-    faults = yield from _compare(group, next_epoch)
-    if faults:
+    faults, gone = yield from _compare(group, next_epoch)
+    if faults or gone:
         yield from confirm_leadership()  # after a write, reads see everything that any server had acknowledged before
-        faults = yield from _compare(group, next_epoch)
+        faults, gone = yield from _compare(group, next_epoch)
     if faults:
         yield from refuse(group, faults)
+    if gone:
+        for batch in batches([CreateNode(path, value) for path, value in sorted(gone.items())]):
+            yield from Write(batch)
+        places = ", ".join(sorted(gone)[:5])
+        logger.warning("%s: somebody else has deleted nodes in ZooKeeper; given back: %s", group.name, places)
+        raise StaleStateError(f"nodes of streams of group {group.name} that were deleted are there again: {places}")
 
 
 def check_birth(group: GroupState) -> Steps[None]:
@@ -106,7 +119,8 @@ def append_journal(group: GroupState, changes: Mapping[str, bytes | None]) -> St
     group.journal.adopt(changes, group.streams, dict(group.faults.items()))
 
 
-def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:
+def _compare(group: GroupState, next_epoch: int) -> Steps[tuple[list[str], dict[str, bytes]]]:
+    """Describe what ZooKeeper has lost, and give the nodes that somebody else has deleted there."""
     journal: Journal = group.journal.nodes
     # What ZooKeeper has of these cannot be read, and nothing is done with it. Of one whose buffer is not there it can:
     # an older ZooKeeper may name the buffer of a former life.
@@ -122,7 +136,8 @@ def _compare(group: GroupState, next_epoch: int) -> Steps[list[str]]:
     nodes = yield from ReadNodes(wanted)
     there = {path: value for path, value in nodes.items() if value is not None}
     formers = yield from read_children(paths.formers(group.name.scope))
-    return lost(journal, there, formers, group.name, next_epoch)
+    gone = deleted_by_hand(journal, there, group.name, next_epoch)
+    return lost(journal, there | gone, formers, group.name, next_epoch), gone
 
 
 def refuse(group: GroupState, faults: list[str]) -> Steps[None]:

@@ -629,7 +629,10 @@ class ReadOrders(Effect[Mapping[LineKey, int]]):
 
 @dataclass(frozen=True, slots=True)
 class ReadCompacted(Effect[Mapping[bytes, bytes]]):
-    """Read the latest committed value of each key of a compacted topic of one partition; deleted keys are left out."""
+    """Read the latest committed value of each key of a compacted topic of one partition, in the order of offsets.
+
+    Deleted keys are left out.
+    """
 
     topic: str
 
