@@ -6,15 +6,18 @@ exception which is no refusal counts.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable
 
 import pytest
 
 from coordinator.tests.sim_world import shard
+from coordinator.tests.test_refused_rolls import ORDERS, Scene
 from coordinator.tests.test_simulation import BUFFER_PARTITIONS, GROUP, STREAMS, Run
 from integration_tests.hostile_content import Content
 from rollbridge.model import paths
+from rollbridge.model.frames import FrameHeader, FrameKind, Manifest
 from rollbridge_coordinator.state import planning, preparing
 
 
@@ -90,11 +93,21 @@ def call_empty_ones_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(planning, "is_large", lambda group, item: right(group, item) or not item.written_segments())
 
 
-def test_a_leader_that_believes_too_much_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def commit_nothing_of_much(scene: Scene) -> None:
+    """Send more bytes than what is merged beside the line has, and commit none of them."""
+    found = scene.begin(ORDERS)
+    rows = [["k", "v" * 1_000, str(found), 1]]
+    header = FrameHeader(FrameKind.DATA, found.bytes, 1, 0, 1, 1)
+    scene.world.produce(ORDERS.buffer_topic(), (header.pack(), json.dumps(rows).encode()))
+    commit = FrameHeader(FrameKind.COMMIT, found.bytes)
+    scene.world.produce(ORDERS.buffer_topic(), (commit.pack(), Manifest({}).encode()))
+    scene.until(lambda: scene.outcome(found) is not None)
+    assert scene.visible(found) == 0
+    scene.others_go_on()
+
+
+def test_a_commit_that_names_none_of_many_bytes_is_not_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit_nothing_of_much(Scene())
     call_empty_ones_large(monkeypatch)
-    for seed in (286, *range(40)):  # the one that noticed it when this was written is tried first
-        try:
-            HostileRun(seed).run_on()
-        except ValueError:
-            return
-    raise AssertionError("no run has noticed it")
+    with pytest.raises(ValueError, match=r"min\(\)|empty"):
+        commit_nothing_of_much(Scene())
