@@ -219,6 +219,10 @@ def test_a_deletion_that_is_not_done_is_left_to_the_leader() -> None:
 
 def test_epochs_that_were_dropped_after_the_backup_go() -> None:
     journal = {path: value for path, value in JOURNAL.items() if path != paths.epoch(STREAM, 0)}
+    assert paths.epoch(STREAM, 0) in repaired(BACKUP, replace(EVIDENCE, journal=journal)).values, (
+        "it says nothing of it"
+    )
+    journal[paths.truncation(STREAM)] = Truncation(foundation=Foundation(Epoch(1), 0, (5,), ends=(5,))).to_json()
     assert paths.epoch(STREAM, 0) not in repaired(BACKUP, replace(EVIDENCE, journal=journal)).values
 
 

@@ -90,7 +90,8 @@ class Years:
         for procedure in (retain_streams, drop_epochs):
             self._carry_out(procedure(self.bench.group, self.now_ms))
         group = self.bench.group
-        group.journal.adopt(group.journal.changes(group.streams, {}, ()), group.streams, {})
+        group.journal.adopt(group.journal.changes(group.streams, {}, ()))
+        group.journal.saw(group.streams, {})
 
     def size(self) -> dict[str, int]:
         """How much there is of it now."""

@@ -494,7 +494,9 @@ def _restore_stream(nodes: Nodes, group: GroupEvidence, stream: StreamName) -> I
     """
     journal = group.journal
     wanted = _lost_nodes(nodes, journal, stream)
-    first = min(epochs_of(journal, stream), default=0)
+    foundation = _truncation(journal.get(paths.truncation(stream))).foundation
+    life = StreamConfig.from_json(journal[paths.stream(stream)]).first_epoch
+    first = life if foundation is None else foundation.first
     parents = () if paths.epochs(stream) in nodes else (CreateNode(paths.epochs(stream), b""),)
     changed = [_put(nodes, path, value) for path, value in sorted(wanted.items()) if nodes.get(path) != value]
     dropped = [

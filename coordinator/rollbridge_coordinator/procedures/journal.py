@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from rollbridge.errors import ZooKeeperOutdatedError
@@ -36,6 +37,7 @@ from rollbridge_coordinator.state.group import GroupState
 logger = logging.getLogger(__name__)
 
 RECORDS_PER_ROUND: Final = 1_000
+NOTHING: Final[Mapping[str, bytes | None]] = MappingProxyType({})
 OF_BUFFER: Final = frozenset({BUFFER_LOST, BUFFER_UNREADABLE})
 
 
@@ -89,16 +91,16 @@ def open_journal(group: GroupState) -> Steps[None]:
     if parse_number(fresh.get(paths.TRANSACTION_COUNTER), SHARED_MAX) is None:
         fresh.pop(paths.TRANSACTION_COUNTER, None)
     fresh[paths.controller(group.name)] = ControllerEpoch(group.controller_epoch, "", 0).to_json()
-    faults = dict(group.faults.items())
-    yield from append_journal(group, fresh | group.journal.changes(group.streams, faults, group.unled))
+    yield from keep_journal(group, fresh)
 
 
-def keep_journal(group: GroupState) -> Steps[None]:
-    """Append what has changed since the last entry."""
+def keep_journal(group: GroupState, fresh: Mapping[str, bytes | None] = NOTHING) -> Steps[None]:
+    """Append what has changed of streams since the last entry, behind what else is ``fresh``."""
     faults = dict(group.faults.items()) if group.faults else {}
-    changes = group.journal.changes(group.streams, faults, group.unled)
+    changes = {**fresh, **group.journal.changes(group.streams, faults, group.unled)}
     if changes:
         yield from append_journal(group, changes)
+        group.journal.saw(group.streams, faults)
 
 
 def note_deletion(group: GroupState, stream: StreamName, former: str) -> Steps[None]:
@@ -116,7 +118,7 @@ def append_journal(group: GroupState, changes: Mapping[str, bytes | None]) -> St
     for first in range(0, len(rows), RECORDS_PER_ROUND):
         yield from AppendMessages(Messages(group.name.terminated_topic, rows[first : first + RECORDS_PER_ROUND]))
         yield from CommitRound()
-    group.journal.adopt(changes, group.streams, dict(group.faults.items()))
+    group.journal.adopt(changes)
 
 
 def _compare(group: GroupState, next_epoch: int) -> Steps[tuple[list[str], dict[str, bytes]]]:

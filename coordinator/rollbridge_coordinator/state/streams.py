@@ -141,9 +141,7 @@ class JournalState:
                     found[paths.stream(gone)] = DELETED
         return found
 
-    def adopt(
-        self, changes: Mapping[str, bytes | None], streams: Mapping[str, LedStream], faults: Mapping[str, StreamFault]
-    ) -> None:
+    def adopt(self, changes: Mapping[str, bytes | None]) -> None:
         """Note that the changes are durable."""
         for path, value in changes.items():
             if value is None:
@@ -151,6 +149,9 @@ class JournalState:
                 self._epochs.pop(path, None)
             else:
                 self.nodes[path] = value
+
+    def saw(self, streams: Mapping[str, LedStream], faults: Mapping[str, StreamFault]) -> None:
+        """Note that all of what :meth:`changes` has said of these is durable."""
         active = {name: item for name, item in streams.items() if item.config.state is Lifecycle.ACTIVE}
         self._seen = {name: _state_of(item, faults.get(name)) for name, item in active.items()}
         for item in active.values():
