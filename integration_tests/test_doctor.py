@@ -32,6 +32,7 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
 from rollbridge.model.records import Coordinator
 from rollbridge.model.snapshots import index_keys
+from rollbridge.zookeeper.metadata import Metadata
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 OLD_PRODUCE = 11
@@ -93,6 +94,31 @@ def test_a_good_cluster_has_no_findings_and_each_fault_gets_one(
     assert "retention.ms=-1" in found["retention"]["remedy"]
     assert f"topic {group.commit_log_topic} is gone" in found["topic-replaced"]["what"]
     assert patient.cli("doctor").code == ExitCode.FINDINGS
+
+
+def test_a_group_that_cannot_be_read_hides_no_other(patient: Patient, cluster: AnyCluster, scope: str) -> None:
+    lost, led = GroupName(f"{scope}-lost"), GroupName(scope)
+    with patient.site.connect() as b:
+        b.admin.create_stream(f"{scope}/orders")
+    TopicAdmin(cluster.bootstrap_servers).set_topic_config(
+        StreamName(scope, "orders").buffer_topic(), {"retention.ms": "1000"}
+    )
+    with ZooKeeperSession(cluster.zookeeper, root=patient.site.root) as session:
+        metadata = Metadata(session)
+        metadata.ensure_group(lost, 1)
+        until(lambda: (lead := metadata.lead(lost)) is not None and lead.is_serving)
+        for record in (b'{"version": 999}', b"{garbage}"):
+            session.set(paths.group(lost), record)
+            until(lambda: "retention" in patient.findings())
+            found = patient.findings()
+            assert f"the record of group {lost} (/groups/{lost.scope}.default)" in found["metadata-unreadable"]["what"]
+            assert "orphan" not in found, "its topics are its own"
+            assert patient.cli("doctor").code == ExitCode.FINDINGS
+            listed = patient.cli("group", "list")
+            assert (listed.code, str(led) in listed.out, str(lost) in listed.out) == (ExitCode.OK, True, False)
+            assert f"group {lost} is left out, its record cannot be read" in listed.err
+            assert f"group {lost} may have more" in patient.cli("txn", "list").err
+            assert str(lost) not in patient.cli("txn", "list", "--group", str(led)).err
 
 
 def test_an_adopted_topic_is_looked_at_and_remains_its_owners(patient: Patient, cluster: AnyCluster) -> None:

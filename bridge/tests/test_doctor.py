@@ -259,6 +259,12 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
     ),
     "a stuck rolling commit": (lambda: with_group(committing_ms=NOW_MS - 90_000), "stuck", Severity.WARNING, "sealing"),
     "a stuck scale": (lambda: with_group(scaling_ms=NOW_MS - 90_000), "stuck", Severity.WARNING, "sealing"),
+    "a group that cannot be read": (
+        lambda: with_group(fault="of version 999", leader=None, record=Group(GROUP, 0)),
+        "metadata-unreadable",
+        Severity.PROBLEM,
+        "put the node right",
+    ),
     "a change that cannot be read": (
         lambda: with_group(unreadable=("/groups/g/unreadable/committing-7",)),
         "change-unreadable",

@@ -38,6 +38,9 @@ def list_groups(context: CliContext) -> None:
     """List the transaction groups, and how long their commit logs are kept."""
     with connected(context) as b:
         found = b.admin.groups()
+        unreadable = b.admin.unreadable_groups()
+    for name, why in unreadable.items():
+        context.tell(f"group {name} is left out, its record cannot be read: {why}")
     rows = [(str(item.name), moment(item.created_ms), log_retention_text(item.retention)) for item in found]
     context.answer([_document(item) for item in found], table(("GROUP", "CREATED", "COMMIT LOG KEEPS"), rows))
 

@@ -92,6 +92,10 @@ def list_transactions(
         keep.append(lambda record: record.begun_ms + record.lease_ms - now_ms <= max_lease / timedelta(milliseconds=1))
     with connected(context) as b:
         found = [record for record in b.admin.transactions(wanted) if all(check(record) for check in keep)]
+        unreadable = b.admin.unreadable_groups()
+    for name, why in unreadable.items():
+        if wanted in (None, name):
+            context.tell(f"group {name} may have more open transactions, its record cannot be read: {why}")
     context.answer(
         [transaction_document(record, now_ms) for record in found],
         transaction_table(found, now_ms) if found else "No open transaction is recorded that fits.",

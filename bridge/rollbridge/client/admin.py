@@ -525,11 +525,20 @@ class Admin:
     def groups(self, *, timeout_s: float | None = None) -> list[Group]:
         """Return the records of all transaction groups, by name.
 
+        Those that cannot be read are left out; :meth:`unreadable_groups` names them.
+
         Raises:
             NothingServedError: there are none, and no coordinator has ever served the ZooKeeper path.
         """
-        found = [self._metadata.group(name) for name in sorted(self._all_groups(), key=str)]
-        return [item for item in found if item is not None]
+        found = self._metadata.group_records()
+        if not found:
+            self._metadata.require_layout()
+        return [item for _, item in sorted(found.items(), key=lambda pair: str(pair[0])) if isinstance(item, Group)]
+
+    def unreadable_groups(self) -> dict[GroupName, str]:
+        """Return the groups whose records cannot be read, which :meth:`groups` leaves out, with the reasons."""
+        found = self._metadata.group_records()
+        return {name: str(item) for name, item in found.items() if isinstance(item, RollbridgeError)}
 
     def _all_groups(self) -> list[GroupName]:
         found = self._metadata.groups()

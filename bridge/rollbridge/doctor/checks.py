@@ -26,6 +26,7 @@ from rollbridge.doctor.facts import (
 from rollbridge.doctor.gateways import gateways, producers
 from rollbridge.doctor.growth import growth
 from rollbridge.errors import InvalidNameError
+from rollbridge.model import paths
 from rollbridge.model.access import ON_ADOPTED, coordinator_operations
 from rollbridge.model.changes import METADATA_UNREADABLE, SUSPENDED, UNLED, WATCHED
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX
@@ -276,6 +277,13 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
             "upgrade the others before clients use what the newest one brings (docs/operations.md, Rolling upgrades)",
         )
     for group in facts.groups:
+        if group.fault:
+            yield problem(
+                METADATA_UNREADABLE,
+                f"the record of group {group.name} ({paths.group(group.name)}) cannot be read, so no coordinator can "
+                f"take it over: {group.fault}",
+                "put the node right, as from a backup of ZooKeeper; if a newer release wrote it, run that one",
+            )
         if group.leader is None and facts.coordinators:
             yield problem("no-leader", f"nobody leads group {group.name}", remedy("no-leader"))
         lasts_ms = None if group.taking_over_ms is None else facts.now_ms - group.taking_over_ms

@@ -162,6 +162,7 @@ class GroupFacts:
         outdated: State that ZooKeeper has lost, as a leader has found; None if nothing.
         scaling_waits: Its streams that wait to be scaled by their load.
         unreadable: Nodes of its changes that cannot be read, or were put aside as they could not.
+        fault: Why its record cannot be read; ``record`` holds nothing but its name then.
     """
 
     record: Group
@@ -177,6 +178,7 @@ class GroupFacts:
     scaling_waits: Sequence[ScalingWait] = ()
     last_leader: str = ""
     unreadable: Sequence[str] = ()
+    fault: str = ""
 
     @property
     def name(self) -> GroupName:
@@ -558,7 +560,11 @@ def _late_notes(node: Znode | RollbridgeError | None) -> LateNotes:
 
 
 def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, topics: Collection[str]) -> GroupFacts:
-    record = metadata.group(name)
+    fault = ""
+    try:
+        record = metadata.group(name)
+    except CorruptDataError as why:
+        record, fault = Group(name, 0), str(why)
     if record is None:
         raise InvalidRequestError(f"group {name} was removed while it was looked at; look again")
     half_done = [f"{paths.suspended(name)}/{title}" for title in metadata.session.children(paths.suspended(name))]
@@ -588,6 +594,7 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
         metadata.scaling_waits(name).waits,
         ControllerEpoch.from_json(raised.value).leader if raised and raised.value else "",
         unreadable,
+        fault,
     )
 
 

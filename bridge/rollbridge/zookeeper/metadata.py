@@ -319,6 +319,18 @@ class Metadata:
         node = self.session.get(paths.group(name))
         return None if node is None else Group.from_json(node.value)
 
+    def group_records(self) -> dict[GroupName, Group | RollbridgeError]:
+        """Return the records of all groups; the error stands for one that cannot be read."""
+        names = self.groups()
+        found: dict[GroupName, Group | RollbridgeError] = {}
+        for name, node in zip(names, self.get_each(list(map(paths.group, names))), strict=True):
+            try:
+                if (known := _readable(node)) is not None:
+                    found[name] = Group.from_json(known.value)
+            except RollbridgeError as fault:
+                found[name] = fault
+        return found
+
     def ensure_group(self, name: GroupName, created_ms: int | None = None) -> None:
         """Create the missing nodes of a group; a coordinator then takes the group over."""
         skeleton = paths.group_skeleton(name)
