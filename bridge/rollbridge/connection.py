@@ -33,7 +33,7 @@ from rollbridge.client.cooperative import SharedClient
 from rollbridge.client.futures import FrameLimits
 from rollbridge.client.identity import CommitNumbers, CommitsInFlight, GroupCounters, find_cluster_id, own_name
 from rollbridge.client.outcomes import OutcomeTail
-from rollbridge.client.runtime import BeginPlan, ClientOptions, Housekeeper, Runtime
+from rollbridge.client.runtime import BeginPlan, ClientOptions, Explained, Housekeeper, Runtime
 from rollbridge.client.sender import FrameSender
 from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.writing import Part
@@ -50,6 +50,8 @@ from rollbridge.errors import (
     RollbridgeError,
     TransactionClosedError,
     TransactionNotFoundError,
+    UnavailableError,
+    UnknownWriteError,
 )
 from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.offsets import LogOffsets
@@ -253,11 +255,9 @@ class Bridge(BaseClient):
             limits,
             options.commit_timeout_s,
             CommitNumbers(self._counters.next, in_flight),
-            self._who_leads,
             options.lease_max,
             self._lease_end,
-            self._events,
-            self._is_led,
+            self._explain,
             check_savepoints=self._check_savepoints,
             claim_part=self._claim_part,
         )
@@ -780,25 +780,6 @@ class Bridge(BaseClient):
             except RollbridgeError as fault:
                 logger.warning("a plain writer cannot follow its stream now: %s", fault)
 
-    def _who_leads(self, group: GroupName) -> str:
-        if not self._session.is_connected:
-            return "ZooKeeper cannot be reached either"
-        try:
-            with answers_within(_EXPLAIN_S):
-                return self._metadata.who_leads(group)
-        except RollbridgeError as fault:
-            return str(fault)
-
-    def _is_led(self, group: GroupName) -> bool:
-        if not self._session.is_connected:
-            return False
-        try:
-            with answers_within(_EXPLAIN_S):
-                lead = self._metadata.lead(group)
-                return lead is not None and lead.is_serving
-        except RollbridgeError:
-            return False
-
     def _lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:
         return self._resumer.lease_end(group, transaction, timeout_s)
 
@@ -808,13 +789,25 @@ class Bridge(BaseClient):
     def _claim_part(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> int:
         return self._resumer.claim_part(group, transaction, timeout_s)
 
-    def _events(self, group: GroupName, transaction: TransactionId) -> list[str]:
-        """Return the last events of a transaction, for error messages; bounded by ``_EXPLAIN_S``."""
+    def _explain(self, group: GroupName, transaction: TransactionId) -> Explained:
+        """Say why a transaction has no outcome yet; bounded by ``_EXPLAIN_S``."""
         if not self._session.is_connected:
-            return []
+            return Explained("ZooKeeper cannot be reached either")
         try:
             with answers_within(_EXPLAIN_S):
-                return [event.line() for event in self._resumer.story(transaction, group, _EXPLAIN_S).events]
+                who, lead = self._metadata.who_leads(group), self._metadata.lead(group)
         except RollbridgeError as fault:
-            logger.debug("the events of transaction %s are not known: %s", transaction, fault)
-            return []
+            return Explained(str(fault))
+        if lead is None or not lead.is_serving:
+            return Explained(who)
+        try:
+            with answers_within(_EXPLAIN_S):
+                story = self._resumer.story(transaction, group, _EXPLAIN_S)
+        except (UnavailableError, UnknownWriteError):
+            return Explained(who)
+        except RollbridgeError as fault:  # its leader has read nothing of it, or does not remember
+            logger.debug("what became of transaction %s is not known: %s", transaction, fault)
+            return Explained("")
+        waits = story.reason if story.state in ("open", "committing") else ""
+        events = [event.line() for event in story.events]
+        return Explained(f"its leader says: {waits}" if waits else "", events, is_read=story.state != "open")

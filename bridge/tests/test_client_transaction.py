@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from itertools import chain, repeat
@@ -16,7 +17,7 @@ from kio.schema.errors import ErrorCode
 from rollbridge.client.futures import Completion, FrameLimits
 from rollbridge.client.identity import CommitNumbers
 from rollbridge.client.results import PartHandle, Piece
-from rollbridge.client.runtime import BeginPlan, Runtime
+from rollbridge.client.runtime import BeginPlan, Explained, Runtime
 from rollbridge.client.sender import Undelivered
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import Part
@@ -160,10 +161,9 @@ class Bench:
             FrameLimits(),
             0.01,
             CommitNumbers(lambda _: 25_000),
-            lambda group: f"nobody leads {group}",
             timedelta(days=7),
             lambda group, transaction, timeout_s: LEASE_END,
-            lambda group, transaction: self.events,
+            lambda group, transaction: Explained(f"nobody leads {group}", self.events),
         )
 
     def use(self, *streams: str, partitions: int = 4, segments: int = 1) -> None:
@@ -638,18 +638,46 @@ def test_what_only_an_open_transaction_needs_is_let_go(bench: Bench) -> None:
     assert not completion.writers
 
 
-@pytest.mark.parametrize("looks", [0, 2, None], ids=["never led", "led at first", "always led"])
-def test_a_commit_that_nobody_decides_says_so_in_the_log_and_goes_on_waiting(
+@pytest.mark.parametrize("looks", [0, 2, None], ids=["at once", "later", "never"])
+def test_a_commit_that_waits_for_something_says_so_in_the_log_and_goes_on_waiting(
     looks: int | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rollbridge.client.transaction.TELL_AFTER_S", 0.001)
     monkeypatch.setattr(LIMITER, "_causes", {})
-    led = repeat(True) if looks is None else chain(repeat(True, looks), repeat(False))
+    reason = Explained(f"nobody leads {GROUP}")
+    found = repeat(Explained("")) if looks is None else chain(repeat(Explained(""), looks), repeat(reason))
     bench = Bench()
-    bench.runtime = replace(bench.runtime, is_led=lambda group: next(led))
+    bench.runtime = replace(bench.runtime, explain=lambda *_: next(found))
     txn = bench.begin()
     with pytest.raises(OutcomeUnknownError):
         txn.commit(timeout=0.2)
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     text = f"a transaction's commit waits: nobody leads {GROUP}; it goes on waiting"
     assert told == ([] if looks is None else [text])
+
+
+def test_a_commit_that_its_leader_has_read_is_told_to_wait_for_what_the_leader_says() -> None:
+    bench = Bench()
+    why = "its leader says: waits for stream sales/orders, which is in an error state"
+    bench.runtime = replace(bench.runtime, explain=lambda *_: Explained(why, is_read=True))
+    with pytest.raises(OutcomeUnknownError, match=f"{why}; it is carried out once that is over"):
+        bench.begin().commit(timeout=0)
+
+
+@pytest.mark.parametrize(("kind", "error"), [(ControlKind.COMMIT, None), (ControlKind.ABORT, TransactionAbortedError)])
+def test_an_end_that_is_decided_while_its_leader_is_asked_why_not_is_told(
+    bench: Bench, kind: ControlKind, error: type[Exception] | None
+) -> None:
+    bench.use(ORDERS)
+    asked: list[Transaction] = []
+
+    def explain(*_: object) -> Explained:
+        while asked:
+            bench.settle(asked.pop(), kind, reason="x")
+        return Explained("")
+
+    bench.runtime = replace(bench.runtime, explain=explain)
+    asked.append(bench.begin())
+    txn = asked[0]
+    with nullcontext() if error is None else pytest.raises(error):
+        txn.commit(timeout=0)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from rollbridge.client.futures import FrameLimits
 from rollbridge.client.identity import CommitNumbers
@@ -44,6 +44,20 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 
+class Explained(NamedTuple):
+    """Why a transaction has no outcome yet.
+
+    Attributes:
+        why: Who does not answer, or what its leader waits for, in half a sentence; empty if for nothing.
+        events: Its last events that its leader saw, one line each.
+        is_read: Whether the leader has read that its end was asked for.
+    """
+
+    why: str
+    events: Sequence[str] = ()
+    is_read: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Runtime:
     """Machinery of one connection."""
@@ -54,16 +68,12 @@ class Runtime:
     limits: FrameLimits
     commit_timeout_s: float
     commits: CommitNumbers
-    who_leads: Callable[[GroupName], str]
-    """Returns in half a sentence why a group may not answer."""
     lease_max: timedelta
     lease_end: Callable[[GroupName, TransactionId, float], datetime]
     """Returns when the lease of an open transaction ends, as its leader says once it has read all that was written
     before; raises TransactionClosedError if it has ended. Takes a time-out in seconds."""
-    events: Callable[[GroupName, TransactionId], Sequence[str]]
-    """Returns the last events of a transaction, one line each; none if its leader takes more than a moment."""
-    is_led: Callable[[GroupName], bool] = lambda group: True
-    """Tells if a coordinator leads a group and has taken it over; False where that cannot be told in a moment."""
+    explain: Callable[[GroupName, TransactionId], Explained]
+    """Says why a transaction has no outcome yet, and what its leader saw, if that answers within a moment."""
     counts: TransactionCounts = field(default_factory=TransactionCounts)
     tracer: Tracer | None = field(default_factory=find_tracer)
     """Records spans; None without OpenTelemetry."""

@@ -680,16 +680,16 @@ class Transaction(Writing):
         return self._result
 
     def wait_and_tell(self, timeout: float | None, wish: str) -> bool:
-        """Wait for the outcome, and say in the log if nobody is there to decide it; return False if it takes longer."""
+        """Wait for the outcome, and say in the log what it waits for; return False if it takes longer."""
         deadline = None if timeout is None else Deadline(timeout)
-        group = self._plan.group
         patience = TELL_AFTER_S
         while deadline is None or deadline.left() > patience:
             if self._completion.wait(patience):
                 return True
-            if not self._runtime.is_led(group):
+            why = self._runtime.explain(self._plan.group, self.id).why
+            if why:
                 # Without its id, so that those of one group are told of once a minute, however many they are.
-                _waits.warning("a transaction's %s waits: %s; it goes on waiting", wish, self._runtime.who_leads(group))
+                _waits.warning("a transaction's %s waits: %s; it goes on waiting", wish, why)
                 break
             patience *= 2  # a leader may be lost later, and many may be waiting
         return self._completion.wait(None if deadline is None else deadline.left())
@@ -915,17 +915,21 @@ class Transaction(Writing):
             return future.result(deadline.left())
         except TransactionAbortedError as fault:
             if self._wish is not _Wish.ABORT and not isinstance(fault, TransactionRefusedError):  # explains itself
-                fault.tell(self._runtime.events(self._plan.group, self.id))
+                fault.tell(self._runtime.explain(self._plan.group, self.id).events)
             raise
         except TimeoutError:
-            unknown = OutcomeUnknownError(
-                f"the {wish} of transaction {self.id} was asked for, but not answered within {timeout_s:g} s: "
-                f"{self._runtime.who_leads(self._plan.group)}; it is carried out once its leader reads that, unless "
-                "a newer session of this client begins before: ask again to learn the outcome",
-                transaction=str(self.id),
-            )
-            unknown.tell(self._runtime.events(self._plan.group, self.id))
-            raise unknown from None
+            found = self._runtime.explain(self._plan.group, self.id)
+        if future.done():  # decided while its leader was asked
+            return self._ask(lambda: future, 0, wish)
+        when = "that is over" if found.is_read else "its leader reads that"
+        unknown = OutcomeUnknownError(
+            f"the {wish} of transaction {self.id} was asked for, but not answered within {timeout_s:g} s: "
+            f"{found.why or 'its leader is at work'}; it is carried out once {when}, unless a newer session of this "
+            "client begins before: ask again to learn the outcome",
+            transaction=str(self.id),
+        )
+        unknown.tell(found.events)
+        raise unknown
 
     # On the delivery thread: these take no lock, see rollbridge.client.sender.
 
