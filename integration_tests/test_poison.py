@@ -26,7 +26,7 @@ from integration_tests.command_line import run_cli
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.poison import CELLS, IMPOSSIBLE, POISONS, WAYS, Ending, Group
 from rollbridge import connection
-from rollbridge.errors import RollbridgeError, TransactionAbortedError
+from rollbridge.errors import OutcomeUnknownError, RollbridgeError, TransactionAbortedError
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.topics import TopicSpec
 from rollbridge.model.ids import SegmentId
@@ -77,6 +77,20 @@ def test_every_cell_of_the_table_is_run_or_impossible_for_a_reason() -> None:
     assert {*CELLS, *IMPOSSIBLE} == {(way, name) for way in WAYS for name in POISONS}
     assert not {*CELLS} & {*IMPOSSIBLE}
     assert all(IMPOSSIBLE.values())
+
+
+def test_a_commit_that_waits_for_an_error_state_is_told_so(group: Group, caplog: pytest.LogCaptureFixture) -> None:
+    group.admin.delete_topics([group.topic])
+    with group.site.connect() as client:
+        txn = client.begin(group.poisoned)
+        txn.write(group.poisoned, key=b"k", value=b"v")
+        txn.commit_async()
+        eventually(group.fault, "the stream is in an error state")
+        why = f"its leader says: waits for stream {group.poisoned}, which is in an error state"
+        with pytest.raises(OutcomeUnknownError, match=f"{why}; it is carried out once that is over"):
+            txn.commit(timeout=3)
+        assert f"a transaction's commit waits: {why}; it goes on waiting" in caplog.text
+        eventually(lambda: poison.abort_all(group) and txn.completion.settled, "what waits is aborted")
 
 
 def take(group: Group, way: str, name: str) -> None:
