@@ -207,7 +207,9 @@ class Rolling:
         except AlreadyCommittedError as fault:
             raise RefusedError(Step.INVALID, str(fault)) from fault
         except OutcomeUnknownError as fault:
-            if txn.completion.settled:
+            completion = txn.completion
+            # One that was decided right after its time was over is asked for again.
+            if completion.settled and isinstance(completion.error(), OutcomeUnknownError):
                 raise OutcomeLostError(str(fault)) from fault
             raise
         self.drop()
