@@ -135,6 +135,20 @@ def test_logging_is_put_back(seen: list[CliContext], capsys: pytest.CaptureFixtu
     assert (list(root.handlers), root.level) == before
 
 
+def test_a_log_that_takes_nothing_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @click.command()
+    def status() -> None:
+        for number in range(3):
+            logging.getLogger("rollbridge.something").info("line %d", number)
+
+    monkeypatch.setattr("rollbridge.cli.status.status", status)
+    assert main(["status", "-v", "--log-file", "/dev/full"]) == ExitCode.OK
+    said = "rollbridge: the log takes nothing ([Errno 28] No space left on device); its lines are lost\n"
+    assert capsys.readouterr().err == said
+
+
 def every_error(base: type[errors.RollbridgeError] = errors.RollbridgeError) -> Iterator[type[errors.RollbridgeError]]:
     yield base
     for child in base.__subclasses__():

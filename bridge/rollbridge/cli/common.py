@@ -68,7 +68,15 @@ class CliContext:
 
     def tell(self, line: str) -> None:
         """Print progress to standard error, so that it never mixes with the result."""
-        click.echo(printable_lines(line), err=True)
+        say(printable_lines(line) + "\n")
+
+
+def say(text: str) -> None:
+    """Print to standard error, if that takes anything: the exit code does not depend on it."""
+    try:
+        click.echo(text, err=True, nl=False)
+    except OSError:
+        sys.stderr = None  # the flush at exit would fail, too
 
 
 # Connection

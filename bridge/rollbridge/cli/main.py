@@ -11,7 +11,7 @@ import logging
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -20,7 +20,7 @@ from typing import Final
 
 import click
 
-from rollbridge.cli.common import MEANINGS, CliContext, ExitCode
+from rollbridge.cli.common import MEANINGS, CliContext, ExitCode, say
 from rollbridge.config import HOME_VARIABLE
 from rollbridge.errors import ConfigError, LocalEnvironmentError, RollbridgeError
 from rollbridge.logs import (
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ConfigError as fault:
         _complain(str(fault), fault.code, fault.exit_code, as_json)
         return fault.exit_code
-    with _logging_by(handler, verbosity), closing(handler):
+    with _logging_by(handler, verbosity):
         return _run(arguments, as_json=as_json or settings.format == JSON, verbose=verbosity > 0)
 
 
@@ -257,7 +257,7 @@ def _run(arguments: list[str], *, as_json: bool, verbose: bool) -> int:
         if not as_json:
             context = exc.ctx if isinstance(exc, click.UsageError) else None
             path = context.command_path if context else "rollbridge"
-            click.echo(f"Try '{path} --help' for help.", err=True)
+            say(f"Try '{path} --help' for help.\n")
         return ExitCode.USAGE
     except RollbridgeError as exc:
         _complain(str(exc), exc.code, exc.exit_code, as_json, details=vars(exc), cause=exc if verbose else None)
@@ -273,6 +273,7 @@ def _run(arguments: list[str], *, as_json: bool, verbose: bool) -> int:
 
 @contextmanager
 def _logging_by(handler: logging.Handler, verbosity: int) -> Iterator[None]:
+    _bear_with(handler)
     root, kazoo = logging.getLogger(), logging.getLogger("kazoo")
     before = root.level, kazoo.level
     root.addHandler(handler)
@@ -285,6 +286,24 @@ def _logging_by(handler: logging.Handler, verbosity: int) -> Iterator[None]:
         root.removeHandler(handler)
         root.setLevel(before[0])
         kazoo.setLevel(before[1])
+        with suppress(OSError):  # of lines that were told of as they could not be written
+            handler.close()
+
+
+def _bear_with(handler: logging.Handler) -> None:
+    """Have a handler that cannot write its lines say so once: what a command does and returns does not depend on it."""
+    usual, told = handler.handleError, False
+
+    def handle(record: logging.LogRecord) -> None:
+        nonlocal told
+        fault = sys.exc_info()[1]
+        if not isinstance(fault, OSError):
+            usual(record)
+        elif not told:
+            told = True
+            say(f"rollbridge: the log takes nothing ({fault}); its lines are lost\n")
+
+    handler.handleError = handle  # type: ignore[method-assign]
 
 
 def _complain(
@@ -298,10 +317,10 @@ def _complain(
 ) -> None:
     """Print an error to standard error: in one line, or as JSON, with the traceback first if there is one."""
     if cause is not None:
-        click.echo(printable_lines("".join(traceback.format_exception(cause))), err=True, nl=False)
+        say(printable_lines("".join(traceback.format_exception(cause))))
     if as_json:
         public = {name: value for name, value in (details or {}).items() if not name.startswith("_")}
         error = {"code": code, "exit_code": int(exit_code), "message": message, **public}
-        click.echo(json.dumps({"error": error}, default=str), err=True)
+        say(json.dumps({"error": error}, default=str) + "\n")
     else:
-        click.echo(printable(f"rollbridge: {' '.join(message.split())}"), err=True)
+        say(printable(f"rollbridge: {' '.join(message.split())}") + "\n")

@@ -240,7 +240,7 @@ def list_streams(context: CliContext, scope: str | None) -> None:
         faults = b.admin.stream_faults(found)
         unreadable = b.admin.unreadable_streams(scope)
     for name, why in unreadable.items():
-        click.echo(f"stream {name} is left out, its settings cannot be read: {why}", err=True)
+        context.tell(f"stream {name} is left out, its settings cannot be read: {why}")
     document = [_config_document(config, faults.get(config.name)) for config in found]
     context.answer(document, stream_table(found, faults))
 
