@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+
 from coordinator.tests.makers import Bench
 from rollbridge.model.commit_order import CommitOrder
 from rollbridge.model.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame, FrameHeader, FrameKind, Manifest
 from rollbridge.model.ids import TransactionId
-from rollbridge.model.records import CreateNode
+from rollbridge.model.records import CreateNode, SetNode, TransactionRecord
 from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge.model.transaction import State
 from rollbridge.zookeeper.session import REQUEST_BYTES_MAX
 from rollbridge_coordinator.procedures.requests import _abort, waits_for
-from rollbridge_coordinator.procedures.upkeep import RECORDS_PER_WRITE, record_long
+from rollbridge_coordinator.procedures.upkeep import RECORDS_PER_WRITE, record_extended, record_long
 from rollbridge_coordinator.state.effects import AppendControl, CommitRound, Write
 
 DAY_MS = 86_400_000
@@ -96,9 +98,7 @@ def test_a_leader_whose_clock_is_a_day_behind_records_them_all_the_same() -> Non
 def test_a_commit_that_waits_for_an_earlier_one_that_never_comes_can_be_seen_and_aborted() -> None:
     bench = Bench({"sales/orders": 1})
     identifier = begin(bench, 1, "", {"sales/orders": 0})
-    order = CommitOrder(connection=7, epoch=0, number=2, behind=1)
-    header = FrameHeader(FrameKind.COMMIT, identifier.bytes, 0, *order.fields())
-    bench.feed("sales/orders", header, Manifest({}, (), ()).encode())
+    commit_behind(bench, identifier)
     item = bench.group.fold.open[identifier.bytes]
     assert [item.state] == [State.COMMITTING]
     assert waits_for(bench.group, item) == "waits for earlier commits of its connection"
@@ -107,3 +107,28 @@ def test_a_commit_that_waits_for_an_earlier_one_that_never_comes_can_be_seen_and
     request = AdminRequest(kind=RequestKind.ABORT_TRANSACTION, transaction=str(identifier), created_ms=0)
     assert list(_abort(bench.group, "request-1", request, bench.clock_ms)) == []
     assert [item.state] == [State.ABORTING]
+
+
+def test_the_record_of_a_transaction_whose_commit_waits_since_says_so_once() -> None:
+    bench = Bench({"sales/orders": 1})
+    identifier = begin(bench, 1, "", {"sales/orders": 0})
+    check(bench, [identifier])
+    commit_behind(bench, identifier)
+    assert written(bench) == []
+    steps = record_extended(bench.group, 0)
+    effect = next(steps)
+    assert isinstance(effect, Write)
+    (node,) = effect.operations
+    assert isinstance(node, SetNode)
+    assert TransactionRecord.from_json(node.value).state == State.COMMITTING.value
+    with pytest.raises(StopIteration):
+        steps.send(True)
+    assert written(bench) == []
+    assert list(record_extended(bench.group, 0)) == []
+
+
+def commit_behind(bench: Bench, identifier: TransactionId) -> None:
+    """Ask for its commit behind an earlier one, of which nothing has come."""
+    order = CommitOrder(connection=7, epoch=0, number=2, behind=1)
+    header = FrameHeader(FrameKind.COMMIT, identifier.bytes, 0, *order.fields())
+    bench.feed("sales/orders", header, Manifest({}, (), ()).encode())

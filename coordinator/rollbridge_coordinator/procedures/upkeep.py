@@ -14,6 +14,7 @@ from rollbridge.model.names import Partition, check_client_name
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.records import ClientSession, CreateNode, DeleteNode, SetNode, TransactionRecord, leading
 from rollbridge.model.requests import AdminAnswer
+from rollbridge.model.transaction import State
 from rollbridge_coordinator.procedures.merge import begin_record
 from rollbridge_coordinator.procedures.outcomes import log_end_after
 from rollbridge_coordinator.procedures.refusals import refuse_waiting
@@ -64,7 +65,7 @@ def measure_logs(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def record_extended(group: GroupState, _: int) -> Steps[None]:
-    """Write the new leases into the ZooKeeper records of transactions that were extended."""
+    """Renew the ZooKeeper records of transactions that were extended, or whose commit waits since."""
     extended = set(group.fold.extended)
     nodes = [
         SetNode(*_record_node(group, group.fold.open[item]))
@@ -121,6 +122,10 @@ def record_long(group: GroupState, now_ms: int) -> Steps[None]:
     # Include transactions whose records were refused the last time.
     wanted = {item.id: item for item in (*group.unrecorded, *aged) if item.id in group.fold.open}
     due = group.unrecorded = [item for item in wanted.values() if item.id not in group.recorded]
+    group.shown &= group.recorded
+    waits = {item.id for item in wanted.values() if item.state is State.COMMITTING and item.id in group.recorded}
+    group.fold.extended |= waits - group.shown
+    group.shown |= waits
     while due:
         nodes = [CreateNode(*_record_node(group, item)) for item in due[:RECORDS_PER_WRITE]]
         fitting = leading(nodes, group.settings.write_bytes_max)

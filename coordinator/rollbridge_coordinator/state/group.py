@@ -300,6 +300,7 @@ class GroupState:
         unled: Those that cannot be read, which are none of its streams for now.
         doomed: Those that are being deleted, which are none of its streams any more.
         recorded: Open transactions that have a ZooKeeper record.
+        shown: Those of them whose record says that their commit was asked for, as it did not when it was made.
         unrecorded: Open transactions that are to get both, and of which that was refused.
         begun: Open transactions that have a BEGIN record on the commit log.
         unmended: Segments that may have Kafka's limits of timestamps; None until a leader begins to look.
@@ -347,6 +348,7 @@ class GroupState:
     unled: dict[str, Unled] = field(default_factory=dict)
     doomed: dict[str, Doomed] = field(default_factory=dict)
     recorded: set[bytes] = field(default_factory=set)
+    shown: set[bytes] = field(default_factory=set)
     unrecorded: list[BufferedTransaction] = field(default_factory=list)
     begun: set[bytes] = field(default_factory=set)
     unmended: list[tuple[str, SegmentId]] | None = None
