@@ -347,6 +347,16 @@ def test_a_reader_that_was_left_ends_without_a_complaint(cli: Cli, b: rollbridge
         assert "Error" not in reader.stderr.read()
 
 
+def test_records_that_nothing_takes_are_told_of(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
+    write(b, stream, b"x")
+    with Path("/dev/full").open("wb") as full, cli.start("consume", stream, stdout=full) as reader:
+        assert reader.wait(PATIENCE_S) == ExitCode.ENVIRONMENT
+        assert reader.stderr is not None
+        told = reader.stderr.read().splitlines()
+        assert told[0].startswith(f"0 records of {stream}; position")
+        assert "there is no room for what was to be written" in told[1]
+
+
 def test_following_a_stream_that_is_deleted_ends_and_says_so(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
     write(b, stream, b"x")
     with cli.start("consume", stream, "--follow") as reader:

@@ -67,8 +67,9 @@ class Told:
         self.lines.append(line)
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, out: Narrow, told: Told) -> None:
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(cast(Any, out), write_through=True))
+def printed(monkeypatch: pytest.MonkeyPatch, out: Narrow | None, told: Told) -> None:
+    stdout = None if out is None else io.TextIOWrapper(cast(Any, out), write_through=True)
+    monkeypatch.setattr(sys, "stdout", stdout)
     consume._records(
         cast(CliContext, told),
         cast(Any, Five()),
@@ -87,6 +88,12 @@ def test_output_that_takes_a_part_gets_the_rest(monkeypatch: pytest.MonkeyPatch)
     out, told = Narrow(1_000), Told()
     printed(monkeypatch, out, told)
     assert out.taken == b"".join(b"record %d\n" % number for number in range(10))
+    assert told.lines == ["10 records of s/t; position at 10"]
+
+
+def test_output_that_was_closed_takes_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Told()
+    printed(monkeypatch, None, told)
     assert told.lines == ["10 records of s/t; position at 10"]
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -147,6 +151,58 @@ def test_a_log_that_takes_nothing_is_told_of_once(
     assert main(["status", "-v", "--log-file", "/dev/full"]) == ExitCode.OK
     said = "rollbridge: the log takes nothing ([Errno 28] No space left on device); its lines are lost\n"
     assert capsys.readouterr().err == said
+
+
+def run(arguments: str, redirected: str) -> subprocess.CompletedProcess[str]:
+    """Run a command as a shell does that redirects its standard streams."""
+    line = f"exec {shlex.quote(sys.executable)} -m rollbridge {arguments} {redirected}"
+    return subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", ["--help", "--version", "stream --help", "stream list --help"])
+def test_help_that_nothing_takes_is_told_of(arguments: str) -> None:
+    found = run(arguments, ">/dev/full")
+    assert (found.returncode, "No space left on device" in found.stderr) == (ExitCode.ENVIRONMENT, True), found
+    assert len(found.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("redirected", ["2>/dev/full", "2>&-"])
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [("frob", ExitCode.USAGE), ("doctor --explain frob -v", ExitCode.NOT_FOUND), ("produce s/t", ExitCode.REFUSED)],
+)
+def test_no_exit_code_depends_on_whether_errors_can_be_told(
+    arguments: str, code: ExitCode, redirected: str, tmp_path: Path
+) -> None:
+    found = run(f"{arguments} --home {tmp_path}", redirected)
+    assert (found.returncode, found.stdout) == (code, "")
+
+
+def test_a_standard_input_that_was_closed_is_told_of(tmp_path: Path) -> None:
+    for arguments, words in (
+        ("produce s/t", "standard input is closed; name a file"),
+        ("stream delete s/t", "give --yes where nobody can be asked"),
+    ):
+        found = run(f"{arguments} --home {tmp_path}", "<&-")
+        assert (found.returncode, words in found.stderr) == (ExitCode.USAGE, True), found
+
+
+def test_an_exit_code_is_the_same_if_the_reader_has_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Left(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError
+
+    @click.command()
+    @click.pass_obj
+    def status(context: CliContext) -> ExitCode:
+        context.answer({}, "a finding")
+        return ExitCode.FINDINGS
+
+    monkeypatch.setattr("rollbridge.cli.status.status", status)
+    for arguments, code in ((["status"], ExitCode.FINDINGS), (["--help"], ExitCode.OK)):
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", Left())
+            assert main(arguments) == code
 
 
 def every_error(base: type[errors.RollbridgeError] = errors.RollbridgeError) -> Iterator[type[errors.RollbridgeError]]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
 
 import click
 
@@ -59,7 +59,7 @@ class CliContext:
         try:
             click.echo(shown)
         except BrokenPipeError:
-            raise
+            sys.stdout = None  # its reader has seen enough, and the exit code is what it would be
         except OSError as fault:
             sys.stdout = None  # the flush at exit would fail, too
             raise LocalEnvironmentError(
@@ -77,6 +77,11 @@ def say(text: str) -> None:
         click.echo(text, err=True, nl=False)
     except OSError:
         sys.stderr = None  # the flush at exit would fail, too
+
+
+def is_terminal(stream: IO[str] | None) -> bool:
+    """Return whether a standard stream is a terminal; one that was closed is None."""
+    return stream is not None and stream.isatty()
 
 
 # Connection

@@ -165,7 +165,7 @@ class _Printer:
 
     def __init__(self, most: int | None) -> None:
         self._most = most
-        self._out = sys.stdout.buffer
+        self._out = None if sys.stdout is None else sys.stdout.buffer  # None if it was closed
         self.printed = 0
 
     @property
@@ -175,9 +175,10 @@ class _Printer:
 
     def lines(self, lines: Iterable[bytes], count: int) -> None:
         left = memoryview(b"".join(lines))
-        while left:  # with PYTHONUNBUFFERED it may take a part, as where a disk is full
-            left = left[self._out.write(left) :]
-        self._out.flush()
+        if self._out is not None:
+            while left:  # with PYTHONUNBUFFERED it may take a part, as where a disk is full
+                left = left[self._out.write(left) :]
+            self._out.flush()
         self.printed += count
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from rollbridge.cli import records as values
-from rollbridge.cli.common import CliContext, ExitCode, connected, zookeeper_session
+from rollbridge.cli.common import CliContext, ExitCode, connected, is_terminal, zookeeper_session
 from rollbridge.cli.tables import counted, moment, table
 from rollbridge.doctor.checks import find, fold
 from rollbridge.doctor.facts import Severity, gather
@@ -274,7 +274,7 @@ def clear(context: CliContext, stream_name: str, yes: bool) -> None:
     """Delete the snapshots of one stream. Nothing is lost: the leader reads the buffer again."""
     check_stream_or_topic(stream_name)
     if not yes:
-        if context.json or not sys.stdin.isatty():
+        if context.json or not is_terminal(sys.stdin):
             raise click.UsageError("this deletes all snapshots; give --yes where nobody can be asked")
         click.confirm(f"Clear the snapshots of {stream_name}?", abort=True, err=True)
     with connected(context) as b:

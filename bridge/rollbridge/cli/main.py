@@ -6,6 +6,7 @@ Each command's module is imported only when the command is used. Global options 
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import sys
@@ -78,6 +79,8 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "repair": _Entry("rollbridge.cli.doctor", "Repair ZooKeeper after it was restored from a backup."),
 }
 
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
 TEXT_FORMAT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _FLAGS = frozenset({"--json", "-v", "-vv", "--verbose"})
@@ -115,17 +118,32 @@ class _Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> object:
         try:
-            return super().invoke(ctx)
+            with _output_that_ends():
+                return super().invoke(ctx)
         except ModuleNotFoundError as missing:
             raise _lacking(ctx.invoked_subcommand or "", missing) from missing
-        except BrokenPipeError:
-            # The reader of the output (a pager, head) has seen enough, which is no failure; click would exit with 1.
-            # The flush at exit must not fail either.
-            sys.stdout = None
-            return ExitCode.OK
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _global_options_first(args))
+        with _output_that_ends():  # of --help and --version
+            return super().parse_args(ctx, _global_options_first(args))
+
+
+@contextmanager
+def _output_that_ends() -> Iterator[None]:
+    """End without a failure where the reader of the output has left, and with one of this machine where it is full."""
+    try:
+        yield
+    except BrokenPipeError:
+        # A pager, or head, has seen enough; click would exit with 1. The flush at exit must not fail either.
+        sys.stdout = None
+        raise click.exceptions.Exit(ExitCode.OK) from None
+    except OSError as fault:
+        if fault.errno not in _FULL:
+            raise
+        sys.stdout = None
+        raise LocalEnvironmentError(
+            f"there is no room for what was to be written ({fault}); what was done before stands"
+        ) from fault
 
 
 def _lacking(command: str, missing: ModuleNotFoundError) -> Exception:

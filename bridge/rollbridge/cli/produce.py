@@ -8,14 +8,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import BinaryIO, Final
+from typing import Any, BinaryIO, Final
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from rollbridge.cli import records as values
-from rollbridge.cli.common import CliContext, connected
+from rollbridge.cli.common import CliContext, connected, is_terminal
 from rollbridge.cli.tables import counted
 from rollbridge.client.runtime import ClientOptions
 from rollbridge.client.transaction import Transaction
@@ -33,9 +33,20 @@ ABORT_TIMEOUT_S: Final = 10.0
 HeaderPair = tuple[str, bytes]
 
 
+class _Source(click.File):
+    """File of lines; standard input may be closed."""
+
+    name = click.File.name
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "-" and sys.stdin is None:
+            self.fail("standard input is closed; name a file", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 @click.command()
 @click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
-@click.argument("file", type=click.File("rb"), default="-")
+@click.argument("file", type=_Source("rb"), default="-")
 @click.option(
     "--key-separator", type=values.escaped, metavar="TEXT", help="Separator between the key and the value of a line."
 )
@@ -72,7 +83,7 @@ def produce(
     if key_separator == "":
         raise click.UsageError("--key-separator is empty")
     separator = None if key_separator is None else key_separator.encode("utf-8", "surrogateescape")
-    shown = sys.stderr.isatty() and not context.json if progress is None else progress
+    shown = is_terminal(sys.stderr) and not context.json if progress is None else progress
     began = time.monotonic()
     with connected(context, ClientOptions(compression=compression)) as b:
         txn = b.begin(stream_name, timeout=timeout, label=label)

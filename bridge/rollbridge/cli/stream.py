@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import click
 
-from rollbridge.cli.common import CliContext, connected
+from rollbridge.cli.common import CliContext, connected, is_terminal
 from rollbridge.cli.records import key_range, segment_numbers
 from rollbridge.cli.retention import (
     RETENTION_BYTES,
@@ -457,7 +457,7 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
 
 def _confirm(context: CliContext, question: str, yes: bool, what: str) -> None:
     if not yes:
-        if context.json or not sys.stdin.isatty():
+        if context.json or not is_terminal(sys.stdin):
             raise click.UsageError(f"this deletes {what}; give --yes where nobody can be asked")
         click.confirm(question, abort=True, err=True)
 

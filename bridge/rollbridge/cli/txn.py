@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 from rollbridge.cli import records as values
-from rollbridge.cli.common import CliContext, connected
+from rollbridge.cli.common import CliContext, connected, is_terminal
 from rollbridge.cli.tables import counted, duration, moment, table
 from rollbridge.client.abandoned import check_commit
 from rollbridge.client.results import ArrivedTransaction, Outcome, TransactionStory
@@ -267,7 +267,7 @@ def commit(context: CliContext, transaction: str, yes: bool, records: int | None
 
 def _confirm(context: CliContext, found: ArrivedTransaction, *, at_savepoint: bool) -> None:
     """Show what would be committed, and ask; raise an error if nobody can answer, or the answer is no."""
-    if not sys.stdin.isatty():
+    if not is_terminal(sys.stdin):
         raise click.UsageError("nobody can be asked, as standard input is no terminal: give --yes; nothing was done")
     now_ms = _now_ms()
     left = found.lease_ends_ms - now_ms
