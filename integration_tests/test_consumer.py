@@ -20,8 +20,9 @@ from confluent_kafka import (
 )
 
 import rollbridge
-from integration_tests.clients import Site, consumer_raises, until
+from integration_tests.clients import Site, adopt, consumer_raises, until
 from integration_tests.grown_streams import KEYS, grow, grow_narrowly, write
+from integration_tests.kafka_tools import create_topic
 from rollbridge.consumer.records import Message
 from rollbridge.errors import (
     ConflictError,
@@ -579,6 +580,42 @@ def test_a_group_that_reads_other_streams_is_refused(
                 while True:  # if brokers were slow to say what the group has committed
                     stranger.poll(1.0)
         write(client, orders, b"y")
+        take(consumer, len(KEYS))
+
+
+@pytest.fixture
+def topic(site: Site, client: rollbridge.Bridge, unique_name: Callable[[str], str]) -> str:
+    """An adopted topic of two partitions."""
+    name = unique_name("shop.invoices")
+    create_topic(site.cluster.bootstrap_servers, name, partitions=2)
+    adopt(client, name, partitioner="murmur2")
+    return name
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["topic", "segments"])
+def test_adopted_topics_that_a_group_reads_beside_a_stream_may_differ(
+    client: rollbridge.Bridge, orders: str, topic: str, group: Group, left: bool
+) -> None:
+    if left:  # what follows lies in topics of our own
+        client.admin.scale(topic, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)], leave_topic=True)
+    for name in (orders, topic):
+        write(client, name, b"both")
+    with group.member(orders, topic) as consumer:
+        take(consumer, 2 * len(KEYS))
+        for _ in range(2):
+            consumer.subscribe([orders])
+            write(client, orders, b"one")
+            take(consumer, len(KEYS))
+            consumer.unsubscribe()
+    with group.member(topic) as consumer:
+        write(client, topic, b"other")
+        take(consumer, len(KEYS))
+    with group.member(orders) as consumer:
+        write(client, orders, b"fresh")
+        take(consumer, len(KEYS))
+        assert consumer.committed([TopicPartition(topic, 1)])[0].offset > 0
+        client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+        write(client, orders, b"scaled")
         take(consumer, len(KEYS))
 
 

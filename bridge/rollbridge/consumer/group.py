@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
@@ -42,7 +43,14 @@ from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import Partition, PlaceIndex, SegmentPlaces, StreamName, show_partition
+from rollbridge.model.names import (
+    Partition,
+    PlaceIndex,
+    SegmentPlaces,
+    StreamName,
+    parse_segment_topic,
+    show_partition,
+)
 from rollbridge.model.reader_group import (
     Reset,
     SegmentStanding,
@@ -127,12 +135,14 @@ class _Asked:
         found: The commits.
         begins: Where segments begin that are to be begun at their end, or at the first record that a topic still has.
         age: Number of commits sent or confirmed when the question was asked; a larger one by now makes it stale.
+        marks: Stream and metadata of each commit that tells which streams the group reads, of all commits.
     """
 
     everything: bool
     found: list[CommittedOffset]
     begins: Mapping[Partition, int]
     age: int
+    marks: list[tuple[str, str]]
 
 
 class Membership:
@@ -224,9 +234,9 @@ class Membership:
             self.learn_places(name)
         # Native consumers of an adopted topic share its commits, and know no marks.
         marked = frozenset(name for name in names if not self._places[name].topic)
-        commits = self._first_commits() if at_once else None
-        if commits is not None:
-            self._check_streams(commits, marked, histories)
+        asked = self._first_commits(marked) if at_once else None
+        if asked is not None:
+            check_streams(self._group_id, map(str, marked), asked.marks)
         self._age += 1
         self._broken = None
         self._begun += 1
@@ -242,8 +252,8 @@ class Membership:
             if item.stream is None and item.phase is Phase.DONE:
                 item.phase = Phase.WAITING  # the topic was released, and takes records again
         self._adopt()
-        if commits is not None:
-            self._take_in(_Asked(True, commits, {}, self._age))
+        if asked is not None:
+            self._take_in(asked)
         else:
             self._ask_all, self._ask_at = True, 0.0
         return self.topics()
@@ -256,14 +266,20 @@ class Membership:
         self._marked, self._mark = frozenset(), ""
         self._ask_all = False
 
-    def _first_commits(self) -> list[CommittedOffset] | None:
+    def _first_commits(self, marked: frozenset[StreamName]) -> _Asked | None:
         """Return what the group has committed; None if brokers do not answer soon: a later poll asks again.
 
         Raises:
             NotAuthorizedError.
         """
-        asking: Errand[list[CommittedOffset]] = Errand("rollbridge-commits")
-        asking.begin(lambda: self._commits.read(timeout_s=_BACKGROUND_S))
+        age = self._age
+
+        def ask() -> _Asked:
+            found = self._commits.read(timeout_s=_BACKGROUND_S)
+            return _Asked(True, found, {}, age, self._marks(found, marked))
+
+        asking: Errand[_Asked] = Errand("rollbridge-commits")
+        asking.begin(ask)
         try:
             if asking.wait(_FIRST_S):
                 return asking.take()
@@ -568,14 +584,15 @@ class Membership:
             } | self._open_ends
             places |= {at for at, item in self.owned.items() if self._is_plain(item) and item.phase is Phase.WAITING}
         oldest, newest = self._wanted_begins()
-        age = self._age
+        age, marked = self._age, self._marked
 
         def ask() -> _Asked:
             found = self._commits.read(places, timeout_s=_BACKGROUND_S)
+            marks = self._marks(found, marked) if everything else []
             isolation = Isolation.READ_COMMITTED
             begins = _of_each_topic(newest, lambda at: self._offsets.end(at, isolation, timeout_s=_BACKGROUND_S))
             begins |= _of_each_topic(oldest, lambda at: self._offsets.first(at, timeout_s=_BACKGROUND_S))
-            return _Asked(everything, found, begins, age)
+            return _Asked(everything, found, begins, age, marks)
 
         self._asking.begin(ask)
 
@@ -603,7 +620,7 @@ class Membership:
         """Adopt the group's commits and decide anew."""
         if asked.everything:
             self._committed = {name: {} for name in self.histories}
-            self._check_streams(asked.found, self._marked, self.histories)
+            check_streams(self._group_id, map(str, self._marked), asked.marks)
         self._begins.update(asked.begins)
         for item in asked.found:
             self._note((item.topic, item.partition), item.offset)
@@ -612,15 +629,20 @@ class Membership:
                 self._plain_commits.setdefault(place, _BEHIND)
         self._decide()
 
-    def _check_streams(
-        self, commits: Iterable[CommittedOffset], marked: frozenset[StreamName], streams: Iterable[StreamName]
-    ) -> None:
+    def _marks(self, commits: Iterable[CommittedOffset], marked: frozenset[StreamName]) -> list[tuple[str, str]]:
+        """Return stream and metadata of the commits in streams that have adopted no topic. Runs in the background.
+
+        Of topics, adopted and plain ones, members may read different ones, as native consumers do. Which streams have
+        adopted one is asked here: what this member happens to know of them decides nothing.
+        """
         if not marked:
-            return  # plain and adopted topics only: members may read different ones, as native consumers do
-        found = [(self._find((item.topic, item.partition)), item.metadata) for item in commits]
-        adopted = set(streams) - marked
-        others = [(str(place[0]), text) for place, text in found if place is not None and place[0] not in adopted]
-        check_streams(self._group_id, map(str, marked), others)
+            return []  # this member reads topics only
+        found: dict[StreamName, list[str]] = {}
+        for item in commits:
+            with suppress(InvalidNameError):
+                found.setdefault(parse_segment_topic(item.topic)[0], []).append(item.metadata)
+        own = [name for name in found if name in marked or not self._places_of(name).topic]
+        return [(str(name), metadata) for name in own for metadata in found[name]]
 
     @staticmethod
     def _is_plain(item: Owned) -> bool:
