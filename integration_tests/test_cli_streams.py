@@ -202,6 +202,8 @@ def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: rollbrid
     gone = cli("txn", "abort", str(txn.id))
     assert gone.code == ExitCode.NOT_FOUND
     assert "no open transaction" in gone.err
+    assert "began less than a second ago" in gone.err
+    assert f"`rollbridge txn outcome {txn.id}` tells" in gone.err
     found = cli.json("txn", "outcome", str(txn.id))
     assert (found["state"], found["reason"], found["label"]) == ("aborted", "stuck since Monday", label)
     assert found == cli.json("txn", "outcome", "--label", label, "--client", "cli-tests", "--group", "cli/default")

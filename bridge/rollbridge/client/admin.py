@@ -721,7 +721,8 @@ class Admin:
         record = self._metadata.find_transaction(identifier)
         if record is None:
             raise TransactionNotFoundError(
-                f"no open transaction {identifier} is recorded; it has ended, or never began"
+                f"no open transaction {identifier} is recorded: it has ended, it never began, or it began less than a "
+                f"second ago and is not recorded yet; Bridge.outcome or `rollbridge txn outcome {identifier}` tells"
             )
         return record
 
