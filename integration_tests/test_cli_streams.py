@@ -217,7 +217,7 @@ def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: rollbrid
         (ExitCode.USAGE, "--label", label),
     ):
         assert cli("txn", "outcome", *wrong).code == code
-    other.abort()
+    b.admin.abort_transaction(other.id, group="cli/default")
     eventually(lambda: not cli.json(*mine), "the other record goes")
     assert "No open transaction" in cli(*mine).out
 

@@ -732,7 +732,7 @@ class Admin:
         transaction: TransactionId | str,
         *,
         reason: str = "admin",
-        group: GroupName | None = None,
+        group: str | GroupName | None = None,
         timeout_s: float | None = None,
     ) -> None:
         """Abort an open transaction, whoever began it, and return once the abort is logged.
@@ -745,7 +745,8 @@ class Admin:
             CoordinatorUnavailableError: no coordinator answered; nothing was done.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
-        owner = self.find_transaction(transaction).group if group is None else group
+        owner = GroupName.parse(group) if isinstance(group, str) else group
+        owner = owner or self.find_transaction(transaction).group
         request = AdminRequest(
             kind=RequestKind.ABORT_TRANSACTION,
             transaction=str(transaction),
