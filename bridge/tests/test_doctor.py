@@ -717,6 +717,16 @@ def test_the_settings_of_the_leader_say_what_is_late() -> None:
     assert find(replace(late, groups=[old])) == [], "of an older coordinator the defaults are taken"
 
 
+@pytest.mark.parametrize(("code", "lags"), [("TOPIC_AUTHORIZATION_FAILED", False), (TOPIC_GROWN, True)])
+def test_what_waits_in_a_stream_in_an_error_state_has_not_ended(code: str, lags: bool) -> None:
+    late = with_snapshot(since=EndedSince(4, NOW_MS - 70_000))
+    [finding] = find(late)
+    assert "behind it the ends of 4 transactions or more were requested, the first of them 70 s ago" in finding.what
+    error = StreamFault("refused", code, ACTIVE, 1)
+    found = [item.check for item in find(replace(late, streams=with_stream(error=error).streams))]
+    assert ("snapshot-lag" in found) is lags
+
+
 @pytest.mark.parametrize("case", ADOPTED_CASES)
 def test_what_a_leader_has_found_is_not_told_a_second_time(case: str) -> None:
     spoil, check, _, _ = ADOPTED_CASES[case]

@@ -28,7 +28,7 @@ from rollbridge.doctor.growth import growth
 from rollbridge.errors import InvalidNameError
 from rollbridge.model import paths
 from rollbridge.model.access import ON_ADOPTED, coordinator_operations
-from rollbridge.model.changes import METADATA_UNREADABLE, SUSPENDED, UNLED, WATCHED
+from rollbridge.model.changes import METADATA_UNREADABLE, SUSPENDED, TOPIC_GROWN, UNLED, WATCHED
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX
 from rollbridge.model.epochs import check_chain
 from rollbridge.model.health import coordinator_faults, group_fault
@@ -85,6 +85,7 @@ def check_compacted_topics(facts: ClusterFacts) -> Iterator[Finding]:
 def check_snapshots(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect usable snapshots that are not far behind the buffers."""
     settings = {group.name: group.coordinator or DEFAULTS for group in facts.groups}
+    waiting = {item.config.name for item in facts.streams if item.error and item.error.code != TOPIC_GROWN}
     for snapshot in facts.snapshots:
         found, since = snapshot.found, snapshot.since
         name, stream = partition_name(found.partition), found.stream.name
@@ -102,13 +103,15 @@ def check_snapshots(facts: ClusterFacts) -> Iterator[Finding]:
             )
         limits = settings.get(found.stream.group, DEFAULTS)
         late_ms = limits.snapshot_interval_ms + LATE / timedelta(milliseconds=1)
-        if since.count and facts.now_ms - since.first_ms > late_ms:
+        # What waits in a stream in an error state has not ended, whatever its clients have asked for.
+        if since.count and facts.now_ms - since.first_ms > late_ms and found.stream.name not in waiting:
             where = "there is none" if found.snapshot is None else f"it ends at offset {found.snapshot.position}"
             yield warning(
                 "snapshot-lag",
-                f"the snapshot of {name} lags: {where}, the buffer at {found.buffer_end}; behind it {since.count} "
-                f"transactions or more have ended, the first of them {(facts.now_ms - since.first_ms) // 1000} s ago. "
-                f"One is due after {limits.snapshot_transactions_max} of them "
+                f"the snapshot of {name} lags: {where}, the buffer at {found.buffer_end}; behind it the ends of "
+                f"{since.count} transactions or more were requested, the first of them "
+                f"{(facts.now_ms - since.first_ms) // 1000} s ago. "
+                f"A snapshot is due after {limits.snapshot_transactions_max} of them "
                 "(transactionBufferSnapshotMaxTransactionCount), or after "
                 f"{limits.snapshot_interval_ms} ms (transactionBufferSnapshotMinTimeInMillis)",
                 remedy("snapshot-lag", group=found.stream.group),
