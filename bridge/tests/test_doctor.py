@@ -678,6 +678,17 @@ def test_where_rolling_commits_made_the_epochs_it_is_said_how_there_will_be_fewe
     assert "5 rolling commits made two epochs each: most of large transactions" in finding.remedy
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["sales.gone.segment-0.epoch-0", "sales.orders.segment-9.epoch-9", "gone.__transaction_buffer_snapshot_indexes"],
+)
+def test_of_a_topic_of_nobody_nothing_else_is_said(name: str) -> None:
+    spoilt = with_topic(name, config={"cleanup.policy": "compact,delete"}, in_sync=1, operations=frozenset({"READ"}))
+    [finding] = find(replace(spoilt, bootstrap_servers="kafka:9092"))
+    assert finding.check == "orphan"
+    assert f"kafka-topics.sh --bootstrap-server kafka:9092 --delete --topic {name}" in finding.remedy
+
+
 def test_what_is_under_way_is_not_taken_for_broken() -> None:
     busy = replace(with_group(scaling_ms=NOW_MS - 5_000), topics=with_topic(ACTIVE, sealed=True).topics)
     busy = replace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
@@ -193,7 +194,10 @@ _KEEP: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.byt
 
 def find(facts: ClusterFacts, old: timedelta = OLD) -> list[Finding]:
     """Return all findings, the worst first; transactions are reported that have been open for as long as ``old``."""
-    found = [finding for check in CHECKS for finding in check(facts)]
+    orphaned = dict(_orphaned(facts))
+    # Of a topic that belongs to nobody it does not matter how it is set up.
+    owned = replace(facts, topics={name: topic for name, topic in facts.topics.items() if name not in orphaned})
+    found = [*cluster(facts), *orphans(facts), *(finding for check in CHECKS for finding in check(owned))]
     found += old_transactions(facts, old)
     return sorted(found, key=lambda finding: -finding.severity)
 
@@ -655,6 +659,17 @@ def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
 
 def orphans(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect every topic of rollbridge to belong to an existing stream or group."""
+    for topic, why in _orphaned(facts):
+        yield warning(
+            "orphan",
+            f"topic {topic} {why}",
+            "look whether another zookeeper_root has it; if nobody misses it: kafka-topics.sh --bootstrap-server "
+            f"{facts.bootstrap_servers} --delete --topic {topic}",
+        )
+
+
+def _orphaned(facts: ClusterFacts) -> Iterator[tuple[str, str]]:
+    """Yield the topics that belong to nobody, each with the reason."""
     streams = {str(stream.config.name): stream for stream in facts.streams}
     known = {stream.config.buffer_topic for stream in facts.streams}
     for group in facts.groups:
@@ -666,25 +681,13 @@ def orphans(facts: ClusterFacts) -> Iterator[Finding]:
             name, segment = parse_segment_topic(topic)
         except InvalidNameError:
             if topic not in known:
-                yield _orphan(topic, "a stream, group or scope")
+                yield topic, "belongs to a stream, group or scope that does not exist"
             continue
         stream = streams.get(str(name))
         if stream is None:
-            yield _orphan(topic, f"stream {name}")
+            yield topic, f"belongs to stream {name} that does not exist"
         elif stream.history is not None and segment not in stream.history.segments() and not facts.is_busy:
-            yield warning(
-                "orphan",
-                f"topic {topic} is a segment that no epoch of {name} has",
-                f"if nobody misses it: kafka-topics.sh --delete --topic {topic}",
-            )
-
-
-def _orphan(topic: str, owner: str) -> Finding:
-    return warning(
-        "orphan",
-        f"topic {topic} belongs to {owner} that does not exist",
-        f"look whether another zookeeper_root has it; if nobody misses it: kafka-topics.sh --delete --topic {topic}",
-    )
+            yield topic, f"is a segment that no epoch of {name} has"
 
 
 def permissions(facts: ClusterFacts) -> Iterator[Finding]:
@@ -733,7 +736,6 @@ ADOPTED_OPERATIONS: Final = _by_kafkas_names(ON_ADOPTED)
 """A coordinator's operations on an adopted topic; Delete and AlterConfigs are needed for what nobody may ever ask."""
 
 CHECKS: Final = (
-    cluster,
     replication,
     leadership,
     reach,
@@ -748,7 +750,6 @@ CHECKS: Final = (
     topic_names,
     late_records,
     native_transactions,
-    orphans,
     permissions,
     check_compacted_topics,
     check_snapshots,
