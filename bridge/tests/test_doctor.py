@@ -299,6 +299,18 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
     ),
     "a broken chain": (lambda: with_stream(history=BROKEN_CHAIN), "epoch-history", Severity.PROBLEM, "restore"),
     "no epochs": (lambda: with_stream(history=None), "epoch-history", Severity.PROBLEM, "restore"),
+    "a stream of which a topic was removed": (
+        lambda: with_stream(error=StreamFault("refused", "UNKNOWN_TOPIC_OR_PARTITION", ACTIVE, 1)),
+        "stream-error",
+        Severity.PROBLEM,
+        "rollbridge stream delete sales/orders",
+    ),
+    "a stream that may not write": (
+        lambda: with_stream(error=StreamFault("refused", "TOPIC_AUTHORIZATION_FAILED", ACTIVE, 1)),
+        "stream-error",
+        Severity.PROBLEM,
+        f"put topic {ACTIVE} right",
+    ),
     "a stream half deleted": (
         lambda: with_stream(config=replace(GOOD.streams[0].config, state=StreamState.DELETING)),
         "deleting",

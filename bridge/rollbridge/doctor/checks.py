@@ -180,6 +180,8 @@ OUR_CLIENT_IDS: Final = frozenset({"rollbridge", "rollbridge-coordinator", "roll
 """Client ids of coordinators, as quotas name them."""
 SHOWN_MAX: Final = 60
 """Characters of a foreign message that are shown."""
+UNKNOWN_TOPIC: Final = "UNKNOWN_TOPIC_OR_PARTITION"
+"""Code of a stream of which a topic was removed, as Kafka calls it."""
 HANGING: Final = timedelta(minutes=16)
 """Age of a hanging native transaction: by default, brokers end them after at most 15 minutes."""
 REPLICAS: Final = 3
@@ -562,6 +564,11 @@ def epochs(facts: ClusterFacts) -> Iterator[Finding]:
             way_out = remedy("stream-error", what=refused)
             if stream.error.code == SUSPENDED:
                 way_out = remedy("stream-error", "which waits for native transactions of others")
+            elif stream.error.code == UNKNOWN_TOPIC:
+                way_out = (
+                    "a topic that was removed does not come back: copy what is needed from the stream, end its "
+                    f"transactions (rollbridge txn abort), and delete it (rollbridge stream delete {name})"
+                )
             yield problem("stream-error", f"the transactions of stream {name} wait: {stream.error.reason}", way_out)
         if stream.history is None:
             yield problem(
