@@ -690,6 +690,12 @@ def test_where_rolling_commits_made_the_epochs_it_is_said_how_there_will_be_fewe
     assert "5 rolling commits made two epochs each: most of large transactions" in finding.remedy
 
 
+def test_the_topics_of_a_stream_that_cannot_be_read_are_no_orphans() -> None:
+    later = STREAM.buffer_topic(7)
+    facts = replace(with_topic(later), streams=[], snapshots=[], unreadable={str(STREAM): "no record"})
+    assert [item.check for item in find(facts)] == ["metadata-unreadable"]
+
+
 @pytest.mark.parametrize(
     "name",
     ["sales.gone.segment-0.epoch-0", "sales.orders.segment-9.epoch-9", "gone.__transaction_buffer_snapshot_indexes"],

@@ -35,6 +35,7 @@ from rollbridge.model.epochs import check_chain
 from rollbridge.model.health import coordinator_faults, group_fault
 from rollbridge.model.journal import LOG_BEGINS
 from rollbridge.model.names import (
+    StreamName,
     is_compacted_topic,
     parse_segment_topic,
     show_partition,
@@ -679,6 +680,8 @@ def _orphaned(facts: ClusterFacts) -> Iterator[tuple[str, str]]:
     """Yield the topics that belong to nobody, each with the reason."""
     streams = {str(stream.config.name): stream for stream in facts.streams}
     known = {stream.config.buffer_topic for stream in facts.streams}
+    # Which life of it is the present one cannot be read.
+    buffers = tuple(StreamName.parse(name).buffer_topic() for name in facts.unreadable)
     for group in facts.groups:
         scope = group.name.scope
         known |= {group.name.commit_log_topic, group.name.terminated_topic}
@@ -687,12 +690,13 @@ def _orphaned(facts: ClusterFacts) -> Iterator[tuple[str, str]]:
         try:
             name, segment = parse_segment_topic(topic)
         except InvalidNameError:
-            if topic not in known:
+            if topic not in known and not topic.startswith(buffers):
                 yield topic, "belongs to a stream, group or scope that does not exist"
             continue
         stream = streams.get(str(name))
         if stream is None:
-            yield topic, f"belongs to stream {name} that does not exist"
+            if str(name) not in facts.unreadable:
+                yield topic, f"belongs to stream {name} that does not exist"
         elif stream.history is not None and segment not in stream.history.segments() and not facts.is_busy:
             yield topic, f"is a segment that no epoch of {name} has"
 
