@@ -182,6 +182,7 @@ def test_a_standard_input_that_was_closed_is_told_of(tmp_path: Path) -> None:
     for arguments, words in (
         ("produce s/t", "standard input is closed; name a file"),
         ("stream delete s/t", "give --yes where nobody can be asked"),
+        ("access identity ann", "there is no password"),
     ):
         found = run(f"{arguments} --home {tmp_path}", "<&-")
         assert (found.returncode, words in found.stderr) == (ExitCode.USAGE, True), found

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import click
 
-from rollbridge.cli.common import CliContext, zookeeper_session
+from rollbridge.cli.common import CliContext, is_terminal, zookeeper_session
 from rollbridge.cli.tables import counted, table
 from rollbridge.model import access as rights
 from rollbridge.model.access import Right
@@ -112,8 +112,10 @@ def list_access(context: CliContext) -> None:
 @click.pass_obj
 def identity(context: CliContext, username: str) -> None:
     """Print the ZooKeeper identity of a digest user; the password is prompted for, or read from a pipe."""
-    if sys.stdin.isatty():
+    if is_terminal(sys.stdin):
         password = click.prompt("Password", hide_input=True, err=True)
+    elif sys.stdin is None:
+        raise click.UsageError("standard input is closed, so there is no password")
     else:
         password = sys.stdin.readline().rstrip("\r\n")
     text = digest_identity(username, password)
