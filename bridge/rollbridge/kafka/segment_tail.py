@@ -260,7 +260,8 @@ class SegmentTail:
         self.segment: Final = segment
         self.base: Final = base
         self._known: Examined | None = None
-        self._own_end: int | None = None
+        self._own: list[Seen] = []
+        """Own records at the end of what is known, which were not read."""
         self.epoch = self.read_epoch = NO_EPOCH
         self.high_watermark = self.truncated_at = self.met = 0
 
@@ -272,9 +273,9 @@ class SegmentTail:
     @property
     def awaited_marker(self) -> Read | None:
         """Reading of the marker that stands behind the last own record, or is about to; None if that is not the end."""
-        if self._own_end is None or self._own_end != self.end:
+        if not self._own or self.end is None:
             return None
-        return Read(self.place, self._own_end, self._own_end + 1, self.epoch)
+        return Read(self.place, self.end, self.end + 1, self.epoch)
 
     def known_last(self, key: bytes | None) -> SN | None:
         """Return the last committed record seen, or the last one with a key; None if there is none."""
@@ -287,11 +288,12 @@ class SegmentTail:
 
         Asks nobody unless something is known right up to ``to``: what ends before is read on from, which compares it.
         """
-        if self._known is not None and self._known.end == to and self.epoch != NO_EPOCH:
+        while self._known is not None and self._known.end == to and self.epoch != NO_EPOCH:
             try:
                 yield from self.part(to, to, self.epoch)
+                return
             except LogDivergedError as fault:
-                self._forget(fault)
+                yield from self._compare(fault)
 
     def wrote(self, sns: Sequence[SN], keys: Iterable[bytes | None]) -> None:
         """Record own records, committed at the end of what is known, without reading them.
@@ -303,7 +305,7 @@ class SegmentTail:
         if known is not None and known.end == start and self.epoch != NO_EPOCH:
             seen = [Seen(start + place, key, sn) for place, (sn, key) in enumerate(zip(sns, keys, strict=True))]
             known.extend(start, start + len(seen), seen)
-            self._own_end = known.end
+            self._own += seen
 
     def last(self, to: int) -> Question[SN | None]:
         """Return the SN of the last committed record below ``to``; None if none is left."""
@@ -410,19 +412,20 @@ class SegmentTail:
 
         def take(part: Stretch) -> None:
             self.met += len(part.records) + part.aborted
+            if part.end > known.end:
+                self._own = []
             known.extend(part.start, part.end, self._seen(part))
             self.epoch = _later(part, self.epoch)
 
         known = self._known or Examined(start)
-        if self._known is not None and 0 <= to - known.end <= gap_max:
+        while self._known is not None and 0 <= to - known.end <= gap_max:
             try:
                 yield from self._read(known.end, to, take, self.epoch)
-            except LogDivergedError as fault:
-                self._forget(fault)
-            else:
                 return known
+            except LogDivergedError as fault:
+                yield from self._compare(fault)
         self._known = known = Examined(start)
-        self._own_end, self.epoch = None, NO_EPOCH
+        self._own, self.epoch = [], NO_EPOCH
         yield from self._read(start, to, take)
         return known
 
@@ -439,10 +442,24 @@ class SegmentTail:
             # An epoch before this batch's ended where it stands, or earlier.
             start, epoch = part.end, _later(part, epoch) if epoch != NO_EPOCH else NO_EPOCH
 
-    def _forget(self, why: LogDivergedError) -> None:
-        logger.warning("what was known of a segment is forgotten: %s", why)
-        self._known = self._own_end = None
-        self.epoch = NO_EPOCH
+    def _compare(self, why: LogDivergedError) -> Question[None]:
+        """Forget what is known, unless all of it is still there and own records were appended under a later epoch."""
+        found: list[Seen] = []
+        epoch = self.epoch
+
+        def take(part: Stretch) -> None:
+            nonlocal epoch
+            found.extend(self._seen(part))
+            epoch = _later(part, epoch)
+
+        if self._own:
+            with suppress(LogDivergedError):
+                yield from self._read(self._own[0].offset, self._own[-1].offset + 1, take, epoch)
+        is_kept = bool(self._own) and found == self._own
+        self._own, self.epoch = [], epoch
+        if not is_kept:
+            logger.warning("what was known of a segment is forgotten: %s", why)
+            self._known, self.epoch = None, NO_EPOCH
 
     def _seen(self, part: Stretch) -> list[Seen]:
         return [Seen(record.offset, record.key, sn_of(record, self.segment, self.base)) for record in part.records]
