@@ -49,6 +49,7 @@ from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.metrics import Op
 from rollbridge_coordinator.state.scaling import ScalingSettings
 from rollbridge_coordinator.state.snapshots import SnapshotSettings
+from rollbridge_coordinator.state.succession import Times
 from rollbridge_coordinator.state.upkeep import LateWatch
 from rollbridge_coordinator.state.warm import WarmTail
 
@@ -515,8 +516,11 @@ class Leader:
         self.effect: fx.AnyEffect | None = None
         self.refused: fx.EffectRefusedError | None = None
         self.forgetful = forgetful
+        times, now_ms = Times(), world.clock_ms + self.skew_ms
+        if "trusts-its-clock" not in world.faults:
+            times.witness(now_ms, world.clock_ms, now_ms)
         self.procedure: Generator[fx.AnyEffect, Any, Any] | None = take_over(
-            name, self.epoch, self._fold, settings_of(self.epoch, world.faults), tail=tail
+            name, self.epoch, self._fold, settings_of(self.epoch, world.faults), tail=tail, times=times
         )
 
     def _fold(self, terminated: Collection[bytes]) -> BufferFold:
@@ -589,9 +593,6 @@ class Leader:
             self.group, self.barrier = value
             if "timed-seal" in self.world.faults:
                 self.group.watch = BlindWatch(0)
-            if "trusts-its-clock" not in self.world.faults:
-                now_ms = self.world.clock_ms + self.skew_ms
-                self.group.times.witness(now_ms, self.world.clock_ms, now_ms)
             self.fences = deepcopy(self.group.fold.fences)
             self.world.takeovers.update(self.group.counts)
         elif not self.pending_done:

@@ -116,7 +116,7 @@ def restore_ended(group: GroupState, values: Sequence[tuple[str, bytes]], first:
     if first:
         # What has its outcome before was begun before. Others that were begun then, and are open, have been recorded.
         until_ms = short_until_ms(group.log.marks, first)
-        ended.lose((yield from Now()) if until_ms is None else until_ms, group.recorded)
+        ended.lose(group.times.common((yield from Now())) if until_ms is None else until_ms, group.recorded)
         group.log.doubtful = frozenset(group.recorded)
     return ended
 

@@ -76,6 +76,7 @@ from rollbridge_coordinator.state.group import GroupState, LeaderSettings
 from rollbridge_coordinator.state.metrics import Op
 from rollbridge_coordinator.state.snapshots import SINGLE_BYTES_MAX, Needed, PartitionSnapshots
 from rollbridge_coordinator.state.streams import commit_log_topic_spec
+from rollbridge_coordinator.state.succession import Times
 from rollbridge_coordinator.state.warm import WarmTail
 
 # Restore
@@ -272,6 +273,7 @@ def take_over(
     replication_factor: int = -1,
     tail: WarmTail | None = None,
     unreadable: Mapping[str, str] = NOTHING_UNREADABLE,
+    times: Times | None = None,
 ) -> Steps[tuple[GroupState, dict[Partition, int]]]:
     """Become the leader of a group.
 
@@ -283,6 +285,7 @@ def take_over(
         replication_factor: Replication factor of new topics; -1 is the brokers' default.
         tail: Tail that a standby has followed, used if it fits; the caller must not use it afterwards.
         unreadable: Buffers that earlier takeovers of this process could not read, with the reasons.
+        times: How ZooKeeper's clock differs; not at all by default.
 
     Returns:
         State of the group, and the buffer offsets to fold before :func:`finish_pending`.
@@ -296,6 +299,7 @@ def take_over(
     preserver, journal = yield from open_preserver(name, settings, replication_factor)
     terminated: dict[bytes, int] = {}
     group = GroupState(name, controller_epoch, make_fold(terminated), settings)
+    group.times = times or Times()
     group.preserver = preserver
     group.journal.nodes = journal
     yield from _check_commit_log(group, replication_factor)

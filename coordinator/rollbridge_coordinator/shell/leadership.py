@@ -356,9 +356,9 @@ class Leadership(threading.Thread):
                     replication_factor=self._settings.replication_factor,
                     tail=warm,
                     unreadable=self._suspects.left_out(started),
+                    times=times,
                 )
             )
-            group.times = times
             group.metrics.since_ms = since_ms
             group.doubts = self._doubts
             if times.differ:

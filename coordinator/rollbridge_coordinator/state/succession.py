@@ -179,6 +179,10 @@ class Times:
         """Return the time by the highest clock: with this stamp nothing seems older than it is."""
         return now_ms + max(self.high_ms, self.append_ms or 0, self.wall_ms, 0)
 
+    def common(self, now_ms: int) -> int:
+        """Return the time by ZooKeeper's clock, which is the same one for all leaders."""
+        return now_ms + self.low_ms
+
     def stamp(self, now_ms: int) -> int:
         """Return the time to stamp with: the latest; the middle one if the latest is so far off that it would last."""
         return self.lease(now_ms) if self.differ else self.latest(now_ms)
