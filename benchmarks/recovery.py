@@ -292,7 +292,7 @@ def write_aborted(bootstrap_servers: str, stream: StreamName, numbers: range) ->
                     key=key,
                     value=value,
                     partition=0,
-                    on_delivery=lambda error, _: lost.append(error),
+                    on_delivery=lambda error, _: lost.append(error) if error else None,
                 )
             producer.flush()
             now_ms = int(time.time() * 1000)
