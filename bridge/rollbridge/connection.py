@@ -795,16 +795,16 @@ class Bridge(BaseClient):
             return Explained("ZooKeeper cannot be reached either")
         try:
             with answers_within(_EXPLAIN_S):
-                who, lead = self._metadata.who_leads(group), self._metadata.lead(group)
+                lead = self._metadata.lead(group)
+                if lead is None or not lead.is_serving:
+                    return Explained(self._metadata.who_leads(group))
         except RollbridgeError as fault:
             return Explained(str(fault))
-        if lead is None or not lead.is_serving:
-            return Explained(who)
         try:
             with answers_within(_EXPLAIN_S):
                 story = self._resumer.story(transaction, group, _EXPLAIN_S)
         except (UnavailableError, UnknownWriteError):
-            return Explained(who)
+            return Explained(lead.silence(group))
         except RollbridgeError as fault:  # its leader has read nothing of it, or does not remember
             logger.debug("what became of transaction %s is not known: %s", transaction, fault)
             return Explained("")

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Stretch
-from rollbridge.kafka.segment_tail import Need, Question, Read, SegmentTail, T, sn_of
+from rollbridge.kafka.segment_tail import Need, Question, Read, SegmentTail, T, drive, sn_of
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.sn import SN
 
@@ -49,18 +49,7 @@ class Log:
         return [LogRecord(offset, 0, entry.key, b"", []) for offset, entry in found if entry.key is not None]
 
     def ask(self, question: Question[T]) -> T:
-        try:
-            need = next(question)
-            while True:
-                try:
-                    answer = self._answer(need)
-                except LogDivergedError as fault:
-                    need = question.throw(fault)
-                else:
-                    need = question.send(answer)
-        except StopIteration as done:
-            found: T = done.value
-            return found
+        return drive(question, self._answer)
 
     def _answer(self, need: Need) -> Stretch:
         assert isinstance(need, Read)

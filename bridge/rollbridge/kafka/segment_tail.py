@@ -110,11 +110,16 @@ def ask(question: Question[T], reader: LogReader, deadline: Deadline) -> T:
         WaitedTooLongError: something that it has to read is still undecided.
         TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError, CorruptDataError
     """
+    return drive(question, lambda need: answer_of(need, reader, deadline))
+
+
+def drive(question: Question[T], answer_to: Callable[[Need], object]) -> T:
+    """Answer a question's needs, one by one; it is thrown what that raises, and raises what it does not expect."""
     try:
         need = next(question)
         while True:
             try:
-                answer = answer_of(need, reader, deadline)
+                answer = answer_to(need)
             except Exception as fault:
                 need = question.throw(fault)
             else:

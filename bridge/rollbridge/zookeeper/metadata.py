@@ -83,6 +83,10 @@ class Lead:
     since_ms: int
     is_serving: bool
 
+    def silence(self, group: GroupName) -> str:
+        """Return in half a sentence that it has not answered."""
+        return f"coordinator {self.name} leads group {group} but did not answer"
+
     def age_s(self, now_s: float) -> float:
         """Return its duration so far in seconds; at least 0 where clocks differ."""
         return max(now_s - self.since_ms / 1000, 0.0)
@@ -591,7 +595,7 @@ class Metadata:
             return f"no coordinator leads group {group} at present ({len(alive)} running)"
         if not lead.is_serving:
             return f"coordinator {lead.name} has been taking over group {group} for {lead.age_s(time.time()):.0f} s"
-        return f"coordinator {lead.name} leads group {group} but did not answer"
+        return lead.silence(group)
 
     def put_request(self, group: GroupName, request: AdminRequest, before: Sequence[NodeOperation] = ()) -> str:
         """Put a request to a group's leader, together with other operations or not at all; return its name.
