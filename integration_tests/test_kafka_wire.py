@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -15,7 +17,7 @@ from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import ConnectionLostError, KafkaUnavailableError, UnsupportedBrokerError
-from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, Isolation
+from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, Isolation, NodeId, parse_bootstrap
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 EVERYTHING = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
@@ -151,6 +153,20 @@ def test_coordinators_are_found_and_remembered(cluster: AnyCluster, topic_prefix
         eventually(found, "the coordinator is there")
         node = brokers.coordinator(CoordinatorType.TRANSACTION, topic_prefix)
         assert brokers.connection(node) is brokers.connection(node)
+
+
+@pytest.mark.parametrize("in_a_cycle", [False, True], ids=["alone", "in a cycle"])
+def test_connections_that_nobody_closes_are_closed(cluster: AnyCluster, in_a_cycle: bool) -> None:
+    brokers = Cluster(cluster.bootstrap_servers)
+    brokers.metadata([])
+    brokers.broker_connection(NodeId(0), parse_bootstrap(cluster.bootstrap_servers)[0])
+    if in_a_cycle:
+        brokers.itself = brokers  # type: ignore[attr-defined]
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        del brokers
+        gc.collect()
+    assert [str(item.message) for item in found] == []
 
 
 def test_isolations_are_numbered_as_in_the_protocol() -> None:

@@ -175,8 +175,11 @@ class Cluster:
         self._epochs = epochs or LeaderEpochs()
         self._partition_counts: dict[str, int] = {}
         self._coordinators: dict[tuple[CoordinatorType, str], NodeId] = {}
-        self._connections: dict[NodeId, Connection] = {}
-        self._control: Connection | None = None
+        self._connections: dict[NodeId | None, Connection] = {}
+        """By broker; under None the one to the broker that is asked what any of them knows."""
+        # For those that nobody closes. In a reference cycle sockets may be finalized first and warn that they were not
+        # closed; this finalizer runs before them.
+        weakref.finalize(self, _close_all, self._connections).atexit = False
         self._informant: Broker | None = None
         """Broker that has answered last."""
         self._is_mistrusted = False
@@ -332,12 +335,8 @@ class Cluster:
 
     def disconnect(self) -> None:
         """Close every connection; keep the cached look-ups."""
-        for connection in self._connections.values():
-            connection.close()
+        _close_all(self._connections)
         self._connections.clear()
-        if self._control is not None:
-            self._control.close()
-            self._control = None
 
     def forget(self) -> None:
         """Close every connection and drop every look-up; the outcome of in-flight requests stays unknown."""
@@ -400,21 +399,22 @@ class Cluster:
         is_away = _is_away(self._informant) and not _is_away(brokers[0])
         is_mistrusted = (self._is_mistrusted or is_away) and len(brokers) > 1
         self._is_mistrusted = False
-        if self._control is not None:
+        known = self._connections.get(None)
+        if known is not None:
             try:
-                if not is_mistrusted and self._control.usable():
-                    self._control.deadline = self._share(len(brokers))
-                    return self._control.call(request, response_type)
+                if not is_mistrusted and known.usable():
+                    known.deadline = self._share(len(brokers))
+                    return known.call(request, response_type)
             except ConnectionLostError as exc:
                 logger.debug("asking another broker: %s", exc)
-            self._control.close()
-            self._control = None
+            self._connections.pop(None).close()
         failures: list[RollbridgeError] = []
         for number, broker in enumerate(brokers):
             share = self._share(len(brokers) - number)
             try:
-                self._control, self._informant = self._connect(broker, share), broker
-                return self._control.call(request, response_type)
+                connection, self._informant = self._connect(broker, share), broker
+                self._connections[None] = connection
+                return connection.call(request, response_type)
             except (KafkaUnavailableError, AuthenticationError, UnsupportedBrokerError) as exc:
                 logger.debug("asking another broker: %s", exc)
                 failures.append(exc)
@@ -466,6 +466,11 @@ class Cluster:
         return connection
 
 
+def _close_all(connections: Mapping[NodeId | None, Connection]) -> None:
+    for connection in connections.values():
+        connection.close()
+
+
 def _is_away(broker: Broker | None) -> bool:
     if broker is None:
         return False
@@ -498,9 +503,6 @@ class Clusters:
         # Report a fault in the settings here, not at the first request.
         self._idle: list[Cluster] = [self._open()]
         self._lock = threading.Lock()
-        # In a reference cycle sockets may be finalized first and warn that they were not closed; this finalizer runs
-        # before them.
-        weakref.finalize(self, _close_all, self._idle)
 
     @contextmanager
     def borrow(self, deadline: Deadline) -> Iterator[Cluster]:
@@ -523,11 +525,6 @@ class Clusters:
         with self._lock:
             for cluster in self._idle:
                 cluster.disconnect()
-
-
-def _close_all(clusters: list[Cluster]) -> None:
-    for cluster in clusters:
-        cluster.close()
 
 
 # Questions to the leaders of partitions, retried until each has answered or the deadline has passed, so they must be
