@@ -243,6 +243,24 @@ def test_a_query_reads_an_adopted_topic_on_from_its_checkpoint_and_one_job_write
     assert Counter(message.value() for message in committed) == {f"{stem}-{other}".encode(): 5 for stem in "xy"}
 
 
+def test_rows_go_to_the_partition_that_they_name_as_with_sparks_own_sink(
+    spark: SparkSession, site: Site, client: rollbridge.Bridge, topic: str
+) -> None:
+    adopt(client, topic, partitioner="murmur2")
+    rows = spark.createDataFrame(
+        [(f"k{number}", f"v{number}", number % PARTITIONS) for number in range(30)],
+        "key string, value string, partition int",
+    )
+    options = options_of(site, "") | {"topic": topic}
+    rows.write.format("kafka").options(**options).mode("append").save()
+    rows.write.format("rollbridge").options(**options).mode("append").save()
+    found = Counter(
+        (message.key(), message.partition())
+        for message in read_committed(site.cluster.bootstrap_servers, [topic], partitions=PARTITIONS)
+    )
+    assert found == {(b"k%d" % number, number % PARTITIONS): 2 for number in range(30)}
+
+
 def test_a_query_does_not_go_on_in_a_topic_that_was_created_anew(
     site: Site, client: rollbridge.Bridge, topic: str
 ) -> None:

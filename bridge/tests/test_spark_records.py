@@ -5,8 +5,10 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +22,7 @@ from rollbridge.kafka.committed import AbortedSpan
 from rollbridge.model.attribution import RECORD_HEADER, pack_record_header, unpack_record_header
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.sn import TRANSACTION_ID_HEADER, pack_transaction_id
-from rollbridge.spark.columns import record_batch
+from rollbridge.spark.columns import TIMESTAMP_MS_MAX, record_batch
 from rollbridge.spark.planning import SegmentPlace
 from rollbridge.spark.schema import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, schema_of
 from rollbridge.spark.source_records import Runs, committed_end, parse
@@ -135,6 +137,24 @@ def _unpacked(value: bytes) -> tuple[TransactionId, int] | None:
         return unpack_record_header(value)
     except InvalidRequestError:
         return None
+
+
+@pytest.mark.parametrize("far", [1_790_000_000_000_000_000, (1 << 63) - 1, TIMESTAMP_MS_MAX + 1, -TIMESTAMP_MS_MAX - 1])
+def test_a_time_that_sparks_type_does_not_hold_is_an_error_that_names_the_record(far: int) -> None:
+    def columns(far: int, *names: str) -> Any:
+        builder = BatchBuilder(1 << 20)
+        for time in (5, far):
+            builder.append(time, b"key", b"value", ())
+        records, _ = committed_end(finished(builder.build(), 40), 40, [])
+        schema = StructType([field for field in schema_of(()) if field.name in names])
+        place = SegmentPlace("s/t", "orders", SegmentId.of(0, 0), None, None)
+        return record_batch(records, place, names, to_arrow_schema(schema, timezone="UTC"), fail=True)
+
+    with pytest.raises(InvalidRequestError, match=rf"offset 41 of topic orders.*time {far} ms"):
+        columns(far, "value", "timestamp")
+    assert columns(far, "value").num_rows == 2, "the remedy: a schema without the column"
+    latest = TIMESTAMP_MS_MAX if far > 0 else -TIMESTAMP_MS_MAX
+    assert columns(latest, "timestamp").column(0).cast(pa.int64()).to_pylist() == [5_000, latest * 1_000]
 
 
 def one_batch() -> bytes:

@@ -220,6 +220,7 @@ def test_a_batch_is_appended_and_its_label_is_one_of_a_client() -> None:
         ({"value": "string", "VALUE": "string"}, 1, "column value is there twice"),
         ({"value": "string"}, 2, "column topic is missing, which says for each row to which of sales/orders, sales/it"),
         ({"value": "string", "topic": "binary"}, 2, "column topic is binary"),
+        ({"value": "string", "partition": "string"}, 1, "column partition is string, but int is expected"),
     ],
 )
 def test_columns_of_other_types_are_refused(columns: dict[str, str], streams: int, complaint: str) -> None:
@@ -230,6 +231,7 @@ def test_columns_of_other_types_are_refused(columns: dict[str, str], streams: in
 def test_columns_are_found_whatever_else_there_is() -> None:
     whole = schema(offset="int", Key="binary", value="varchar(9)", headers=HEADERS, timestamp="timestamp", topic="int")
     assert Columns.of(whole, STREAMS[:1], include_headers=True) == Columns(2, 1, 3, 4, None)
+    assert Columns.of(schema(value="string", Partition="int"), STREAMS[:1], include_headers=True).partition == 1
     assert Columns.of(whole, STREAMS[:1], include_headers=False).headers is None
 
 
@@ -352,6 +354,39 @@ def test_rows_that_an_adopted_topic_does_not_take_are_named() -> None:
     sink.finish()
     assert max(len(value) for _, _, value in part.frames) <= 5_000
     assert sum(map(len, part.found().values())) == 500
+
+
+def test_a_row_of_an_adopted_topic_goes_to_the_partition_that_it_names() -> None:
+    part: Any = HeldPart(3, limits=TopicLimits(5_000))
+    columns = Columns(1, 0, None, None, None, 2)
+    sink = PartitionWriter(part, PartitionReader(columns, STREAMS[:1]), STREAMS[:1])
+    named = [None if row % 4 == 3 else row % 4 for row in range(100)]
+    sink.write(batch(100, partition=pa.array(named, pa.int32())))
+    for at, wrong in enumerate((3, -1)):
+        with pytest.raises(RowRefusedError, match=f"its partition is {wrong}, but topic orders has 3") as refused:
+            sink.write(batch(2, partition=pa.array([None, wrong], pa.int32())))
+        assert refused.value.row == 101 + 2 * at
+    usual = HeldPart(3)
+    for row in range(3, 100, 4):
+        usual.writer.write(STREAMS[0], b"k%d" % (row % 13), b"%d" % row, (), None)
+    usual.writer.cut_all()
+    sink.finish()
+    wanted = {place: {value for _, value in records} for place, records in usual.found().items()}
+    for row, partition in enumerate(named):
+        if partition is not None:
+            wanted.setdefault((0, partition), set()).add(b"%d" % row)
+    assert {place: {value for _, value in records} for place, records in part.found().items()} == wanted
+
+
+@pytest.mark.parametrize("segments", [1, 3])
+def test_a_partition_is_refused_where_no_topic_is_adopted(segments: int) -> None:
+    part: Any = HeldPart(segments)
+    columns = Columns(1, 0, None, None, None, 2)
+    sink = PartitionWriter(part, PartitionReader(columns, STREAMS[:1]), STREAMS[:1])
+    sink.write(batch(2, partition=pa.nulls(2, pa.int32())))
+    with pytest.raises(RowRefusedError, match=r"its partition is 0, but sales/orders .*drop\('partition'\)") as refused:
+        sink.write(batch(2, 2, partition=pa.array([None, 0], pa.int32())))
+    assert refused.value.row == 3
 
 
 def test_every_row_goes_to_the_stream_that_it_names() -> None:
@@ -495,6 +530,7 @@ def test_headers_and_times_that_can_not_be_are_refused() -> None:
     assert rows(None, 5_000).timestamps.tolist() == [5]
     for headers, time_us, complaint in (
         ([{"key": None, "value": b""}], 0, "has no name"),
+        ([{"key": "h", "value": b""}, None], 0, "one of its headers is null"),
         ([{"key": "rollbridge", "value": b""}], 0, "rollbridge's own"),
         ([], -1_000_000, "lies before 1970"),
     ):

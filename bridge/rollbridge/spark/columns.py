@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from rollbridge.consumer.records import OWN_HEADERS
 from rollbridge.consumer.writers import why_unknown
-from rollbridge.errors import TruncatedError
+from rollbridge.errors import InvalidRequestError, TruncatedError
 from rollbridge.model.ids import TransactionId
+from rollbridge.model.names import show_partition
 from rollbridge.spark.planning import SegmentPlace
 from rollbridge.spark.source_records import Flags, Longs, Records, Slices, WrittenBy, equals, headers_of
 
@@ -33,10 +34,31 @@ def record_batch(
 
     Raises:
         CorruptDataError: headers do not parse.
+        InvalidRequestError: the column ``timestamp`` cannot hold the time of a record.
         TruncatedError: what says who wrote a record was deleted, and ``fail`` is set; else that is null.
     """
     maker = _Maker(records, place, fail)
     return pa.RecordBatch.from_arrays([_MAKE[name](maker) for name in names], schema=schema)
+
+
+TIMESTAMP_MS_MAX: Final = ((1 << 63) - 1) // 1_000
+"""Latest time that Spark's ``timestamp`` holds, which counts microseconds since 1970 in 64 bits."""
+_US_PER_MS: Final = 1_000
+
+
+def timestamp_us(time_ms: int, record: str) -> int:
+    """Return the time of a record, which ``record`` names, as Spark counts it, in microseconds since 1970.
+
+    Raises:
+        InvalidRequestError: Spark's type does not hold it; its own Kafka source fails, too (``long overflow``).
+    """
+    if abs(time_ms) > TIMESTAMP_MS_MAX:
+        raise InvalidRequestError(
+            f"{record} has the time {time_ms} ms since 1970, which Spark's type timestamp does not hold "
+            f"({TIMESTAMP_MS_MAX} at most): its producer may count in other units. Read without the column: "
+            '.schema("key binary, value binary")'
+        )
+    return time_ms * _US_PER_MS
 
 
 class _Maker:
@@ -51,7 +73,13 @@ class _Maker:
         return pa.repeat(pa.scalar(value, kind), len(self.records))
 
     def timestamp(self) -> pa.Array:
-        return pa.array(self.records.timestamp_ms * 1000).cast(pa.timestamp("us", tz="UTC"))
+        times = self.records.timestamp_ms
+        far = (times > TIMESTAMP_MS_MAX) | (times < -TIMESTAMP_MS_MAX)
+        if far.any():
+            first = int(np.flatnonzero(far)[0])
+            topic = show_partition((self.place.topic, self.place.partition))
+            timestamp_us(int(times[first]), f"the record at offset {self.records.offset[first]} of topic {topic}")
+        return pa.array(times * _US_PER_MS).cast(pa.timestamp("us", tz="UTC"))
 
     def sequence_id(self) -> pa.Array:
         base = self.place.sequence_base

@@ -8,8 +8,7 @@ the batch; only the varints are made here, with NumPy. No Python code runs per r
     front                                                         | key | middle       | value | back
 
 :class:`Columns` maps a data frame to records, as Spark's Kafka sink does: ``value`` is required; ``key``, ``headers``,
-``timestamp`` and ``topic`` are optional. Other columns are left out, so that what a Kafka source reads can be written
-as it is.
+``timestamp``, ``topic`` and ``partition`` are optional. Other columns are left out.
 
 :class:`PartitionReader` adds up a count and a digest of the rows, so that a replay can be compared with what was
 committed. Each record has a hash, of its stream, key, value, headers and event time, and the sum of the hashes is the
@@ -419,6 +418,8 @@ class Columns:
     timestamp: int | None
     stream: int | None
     """Column that names the stream of each row; None if all rows go to the same one."""
+    partition: int | None = None
+    """Column that names the partition of each row, on adopted topics."""
 
     @classmethod
     def of(cls, schema: StructType, streams: Sequence[str], *, include_headers: bool) -> Columns:
@@ -456,6 +457,7 @@ class Columns:
             headers=find("headers", _HEADERS) if include_headers else None,
             timestamp=find("timestamp", "timestamp"),
             stream=find("topic", "string", "varchar", "char") if len(streams) > 1 else None,
+            partition=find("partition", "int"),
         )
         if len(streams) > 1 and "topic" not in places:
             faults.append(f"column topic is missing, which says for each row to which of {', '.join(streams)} it goes")
@@ -504,6 +506,11 @@ class Columns:
             )
         return places.astype(np.int64)
 
+    def partitions(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Return the partition that each row names, null where it names none; None if no row does."""
+        found = None if self.partition is None else batch.column(self.partition)
+        return None if found is None or found.null_count == len(found) else found
+
     def named_times(self, batch: pa.RecordBatch) -> Numbers | None:
         """Return the time that each row names, ms since 1970, -1 where it names none; None without such a column."""
         if self.timestamp is None:
@@ -532,7 +539,9 @@ def _binary(column: Any) -> pa.BinaryArray:
 
 def _headers(column: Any, first: int) -> Iterator[list[tuple[str, bytes | None]]]:
     for row, headers in enumerate(column.to_pylist(), first):
-        found = [(header["key"], header["value"]) for header in headers or () if header is not None]
+        if None in (headers or ()):
+            raise RowRefusedError("one of its headers is null", row=row)
+        found = [(header["key"], header["value"]) for header in headers or ()]
         for name, _ in found:
             if name is None:
                 raise RowRefusedError("one of its headers has no name", row=row)
@@ -567,6 +576,10 @@ class PartitionReader:
         self._names = names
         streams = streams or names
         self._hashes = np.array([xxh64_intdigest(stream.encode(), HASH_SEED) for stream in streams], np.uint64)
+
+    def partitions(self, batch: pa.RecordBatch) -> pa.Array | None:
+        """Return the partition that each row names, null where it names none; None if no row does."""
+        return self._columns.partitions(batch)
 
     def read(self, batch: pa.RecordBatch) -> tuple[Rows, Numbers, Numbers | None]:
         """Return the rows of a batch, the hashes of their keys, and the indices of their streams, None if only one.

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from rollbridge.client.futures import PartStream
 from rollbridge.client.results import PartHandle
@@ -56,13 +57,15 @@ class PartitionWriter:
             TransactionTooLargeError, BackpressureError, TransactionClosedError: as :meth:`rollbridge.Part.write`.
         """
         rows, keys, places = self._reader.read(batch)
+        partitions = self._reader.partitions(batch)
         if places is None:
-            self._lanes[0].add(rows, keys)
+            self._lanes[0].add(rows, keys, partitions)
             return
         for place, lane in enumerate(self._lanes):
             chosen = np.flatnonzero(places == place)
             if len(chosen):
-                lane.add(rows.take(chosen), keys[chosen])
+                named = None if partitions is None else partitions.take(pa.array(chosen))
+                lane.add(rows.take(chosen), keys[chosen], named)
 
     def finish(self) -> PartHandle:
         """Send the remaining rows; return once the brokers have acknowledged everything.
@@ -89,7 +92,9 @@ class _LaneRows:
         self._sticky = lane.sticky
         self._waiting = [_Waiting(each=lane.each) for _ in lane.route.numbers]
 
-    def add(self, rows: Rows, keys: Numbers) -> None:
+    def add(self, rows: Rows, keys: Numbers, partitions: pa.Array | None) -> None:
+        """Add rows with the hashes of their keys, and the partition that each of them names, if any does."""
+        named = None if partitions is None else self._named(rows, partitions)
         sizes = record_bytes(rows)
         worst = int(sizes.argmax())
         if sizes[worst] > self._lane.layout.record_bytes_max:
@@ -104,6 +109,8 @@ class _LaneRows:
             self._add(0, rows)
             return
         places = self._segments(rows.keys, keys)
+        if named is not None:
+            places = np.where(named < 0, places, named)
         # A stable sort of 16-bit numbers is a radix sort, which takes a third of the time.
         order = np.argsort(places.astype(np.uint16) if len(self._waiting) <= 1 << 16 else places, kind="stable")
         rows = rows.take(order)
@@ -113,6 +120,27 @@ class _LaneRows:
             if end > start:
                 self._add(at, rows.slice(start, end))
             start = end
+
+    def _named(self, rows: Rows, partitions: pa.Array) -> Numbers:
+        """Return the index of the segment that each row names, -1 where it names none.
+
+        Raises:
+            RowRefusedError: there is no such partition; or no topic is adopted, and keys alone choose the segment.
+        """
+        route = self._lane.route
+        is_adopted = self._lane.layout.adopted is not None
+        found = pc.index_in(partitions, pa.array(route.numbers if is_adopted else [], partitions.type))
+        unknown = pc.and_(found.is_null(), partitions.is_valid()).index(True).as_py()
+        if unknown >= 0:
+            named = partitions[unknown].as_py()
+            why = (
+                f"topic {route.topic} has {len(route.numbers)}, from 0 on"
+                if is_adopted
+                else f"{self._stream} is not on an adopted topic, and keys choose its segments: drop('partition')"
+            )
+            raise RowRefusedError(f"its partition is {named}, but {why}", row=int(rows.counts[unknown]))
+        places: Numbers = found.fill_null(-1).to_numpy(zero_copy_only=False)
+        return places
 
     def _check_topic(self, rows: Rows, limits: TopicLimits) -> None:
         """Refuse what the topic that the stream has adopted does not take."""

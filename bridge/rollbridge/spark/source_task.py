@@ -22,7 +22,7 @@ from rollbridge.errors import NotFoundError, TruncatedError, UnavailableError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.model.names import show_partition
-from rollbridge.spark.columns import record_batch
+from rollbridge.spark.columns import record_batch, timestamp_us
 from rollbridge.spark.kept import Kept
 from rollbridge.spark.planning import Portion, PreviewPortion, SegmentRange
 from rollbridge.spark.source_records import Records, committed_end
@@ -166,7 +166,7 @@ def _preview_row(item: Preview) -> dict[str, Any]:
         "value": item.value(),
         "topic": item.topic(),
         "partition": item.partition(),
-        "timestamp": item.timestamp()[1] * 1000,
+        "timestamp": timestamp_us(item.timestamp()[1], f"record {item.local_sequence} of {item.transaction_id}"),
         "timestampType": 0,
         "headers": headers or None,
         "stream": str(item.stream),
