@@ -19,11 +19,13 @@ from rollbridge.kafka.batches import (
     Compression,
     LogRecord,
     RawBatch,
+    check_crc,
     check_numbering,
     parse_header,
     read_records,
     rebatch,
     record_size_max,
+    retimed,
     single_record,
     stamp,
     stamped_header,
@@ -232,6 +234,17 @@ def test_the_stamped_header_goes_before_the_untouched_rest() -> None:
     header = stamped_header(batch, producer_id=9, producer_epoch=2, base_sequence=5)
     assert len(header) == HEADER_BYTES
     assert header + batch[HEADER_BYTES:] == stamp(batch, producer_id=9, producer_epoch=2, base_sequence=5)
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.ZSTD])
+def test_a_batch_gets_the_time_of_its_commit_without_a_look_at_its_records(codec: Compression) -> None:
+    batch = build([(NOW - 50, b"a", b"1", []), (NOW, b"b", b"2", []), (NOW - 9_000, None, None, [])], codec)
+    later = stamp(retimed(batch, NOW + 86_400_000), producer_id=1, producer_epoch=0, base_sequence=0)
+    check_crc(parse_header(later), later)
+    assert parse_header(later).max_timestamp == NOW + 86_400_000
+    found = [(record.timestamp - NOW - 86_400_000, record.key, record.value) for record in read_records(later)]
+    assert found == [(-50, b"a", b"1"), (0, b"b", b"2"), (-9_000, None, None)]
+    assert later[HEADER_BYTES:] == batch[HEADER_BYTES:]
 
 
 def test_markers_and_empty_batches_cannot_be_stamped() -> None:

@@ -31,7 +31,16 @@ from rollbridge.model.ids import Epoch, SegmentId, TransactionId
 from rollbridge.model.journal import LOG_BEGINS
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
-from rollbridge.model.records import Coordinator, Group, StreamConfig, StreamState, TransactionRecord
+from rollbridge.model.records import (
+    FOREVER,
+    Coordinator,
+    Group,
+    RecordTimes,
+    StreamConfig,
+    StreamState,
+    TopicLimits,
+    TransactionRecord,
+)
 from rollbridge.model.segment_graph import Segment
 from rollbridge.model.snapshots import SegmentIndex, Snapshot
 
@@ -536,6 +545,35 @@ def test_an_adopted_topic_is_its_owners() -> None:
     gone = LEFT.with_removed(item.id for item in ON_TOPIC.active.segments)
     assert find(replace(adopted(history=gone), adopted={}, topics=adopted(LEFT).topics)) == [], "all of it is read"
     assert find(adopted(error=TOPIC_GROWN)) == [], "the leader is about to see that it is well again"
+
+
+def with_retention(kept_ms: int, begun_ms: int, **changes: Any) -> ClusterFacts:
+    """A cluster at 20 h, with a transaction of up to 48 hours on an adopted topic."""
+    config = replace(ADOPTED_CONFIG, **{"limits": TopicLimits(1_000_000), "kept_ms": kept_ms, **changes})
+    known = replace(idle(begun_ms), streams={str(ADOPTED_STREAM): 0})
+    facts = adopted()
+    return replace(
+        facts,
+        now_ms=20 * HOUR_MS,
+        snapshots=[],
+        streams=[*GOOD.streams, StreamFacts(config, ON_TOPIC)],
+        groups=with_group(transactions=[known]).groups,
+    )
+
+
+def test_a_retention_below_a_lease_is_found_and_says_what_is_too_old_by_now() -> None:
+    [found] = find(with_retention(10 * HOUR_MS, 15 * HOUR_MS))
+    assert (found.check, found.severity) == ("short-retention", Severity.WARNING)
+    assert "may be open for 172800 s, and topic shop.orders keeps records for 36000 s" in found.what
+    assert "nothing of it is that old yet" in found.what
+    assert "rollbridge stream update shop.orders --timestamps commit" in found.remedy
+    [found] = find(with_retention(2 * HOUR_MS, 15 * HOUR_MS))
+    assert found.severity is Severity.PROBLEM
+    assert "what it wrote to topic shop.orders before 1970-01-01 18:00:00Z is older" in found.what
+    for kept_ms, changes in ((FOREVER, {}), (48 * HOUR_MS, {}), (HOUR_MS, {"timestamps": RecordTimes.COMMIT})):
+        assert find(with_retention(kept_ms, 15 * HOUR_MS, **changes)) == []
+    brokers = TopicLimits(1_000_000, is_append_time=True)
+    assert find(with_retention(HOUR_MS, 15 * HOUR_MS, limits=brokers)) == [], "brokers stamp what is committed"
 
 
 ADOPTED_CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {

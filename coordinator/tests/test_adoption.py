@@ -22,7 +22,7 @@ from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import Retention, StreamConfig, TopicLimits
+from rollbridge.model.records import FOREVER, RecordTimes, Retention, StreamConfig, TopicLimits
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.sn import EMPTY
 from rollbridge_coordinator.procedures.streams import create_stream
@@ -275,6 +275,36 @@ def test_a_topic_that_may_not_be_described_hides_no_other(scene: Scene) -> None:
     scene.world.execute = execute  # type: ignore[method-assign]
     scene.world.grow(TOPIC)
     scene.until(lambda: scene.fault() == TOPIC_GROWN)
+
+
+def test_how_long_the_topic_keeps_records_is_followed_and_times_are_whose_was_asked_for(scene: Scene) -> None:
+    def stamped() -> set[str]:
+        merged: set[str] = set()
+
+        def look(effect: Any, _: object) -> None:
+            if isinstance(effect, fx.MergeFrames | fx.AppendTogether) and effect.items:
+                merged.update(effect.stamped)
+
+        scene.world.refuses = look
+        for name in (ORDERS, OTHER):
+            assert scene.committed_soon(scene.commit(name))
+        return merged
+
+    epoch = scene.config.first_epoch
+    assert (scene.config.kept_ms, scene.config.kept_in(epoch)) == (FOREVER, FOREVER)
+    scene.world.configure(TOPIC, {"retention.ms": "60000"})
+    scene.until(lambda: scene.config.kept_ms == 60_000)
+    assert scene.config.kept_in(epoch) == 60_000
+    assert stamped() == set()
+    assert scene.answer(RequestKind.UPDATE_STREAM, ORDERS, retention=Retention(), timestamps="commit").ok
+    assert scene.config.timestamps is RecordTimes.COMMIT
+    assert scene.config.kept_in(epoch) == FOREVER, "it counts from the commit"
+    assert stamped() == {TOPIC}
+    assert not scene.answer(RequestKind.UPDATE_STREAM, ORDERS, retention=Retention(), timestamps="now").ok
+    assert scene.answer(RequestKind.UPDATE_STREAM, ORDERS, retention=Retention()).ok
+    assert scene.config.timestamps is RecordTimes.COMMIT, "earlier clients say nothing of it"
+    scene.world.configure(TOPIC, {"retention.ms": "60000", "cleanup.policy": "compact"})
+    scene.until(lambda: scene.config.kept_ms == FOREVER)
 
 
 def test_limits_follow_the_settings_of_the_topic(scene: Scene) -> None:

@@ -79,6 +79,19 @@ def test_frames_are_joined_to_what_an_adopted_topic_takes() -> None:
     assert sum(parse_header(batch).record_count for batch in made["t"]) == 500
 
 
+def test_batches_get_the_time_of_the_commit_in_topics_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rollbridge_coordinator.shell.frames.wall_time", lambda: 5e9)
+    sizes = [b"v" * 100] * 10, [b"L" * 40_000]
+    refs = [
+        ((topic, 0), frame(number, values, True)[0]) for number, values in enumerate(sizes * 2) for topic in ("t", "u")
+    ]
+    latest: dict[str, set[int]] = {}
+    for topic, _, batch in FrameFeed(refs, lambda _: b"", {}, {"t"}).batches():
+        latest.setdefault(topic, set()).add(max(record.timestamp for record in read_records(batch)))
+    assert latest["t"] == {5_000_000_000_000}
+    assert 5_000_000_000_000 not in latest["u"]
+
+
 def control(number: int, reason: str = "") -> ControlRecord:
     return ControlRecord(TransactionId.of(0, number), ControlKind.ABORT, "c", 1, 2, 3, reason=reason)
 

@@ -631,7 +631,7 @@ def merge_into_others(monkeypatch: pytest.MonkeyPatch) -> None:
             for number in item.numbers:
                 begun = stream.history.record(item.transaction_epoch).segment_numbered(number)
                 other = next(one for one in stream.history.active.segments if one.range.overlaps(begun.range))
-                found.add(item.stream, number, other.id, stream.place_of(other.id))
+                found.add(stream.config, number, other.id)
         return found
 
     monkeypatch.setattr(rolling, "targets", wrong)

@@ -42,7 +42,7 @@ from rollbridge.model.names import DEFAULT_GROUP, SegmentPlaces, StreamName, che
 from rollbridge.model.partitioners import Partitioner
 from rollbridge.model.picture import lineage_svg
 from rollbridge.model.position import parse_start
-from rollbridge.model.records import HeaderForm, StreamConfig
+from rollbridge.model.records import HeaderForm, RecordTimes, StreamConfig
 from rollbridge.model.segment_graph import Segment
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
@@ -63,6 +63,14 @@ _HEADERS = click.option(
     type=click.Choice([form.value for form in HeaderForm]),
     help="Which records of its transactions say who wrote them: the first of each batch, or each.  "
     f"[default: {HeaderForm.FIRST.value}]",
+)
+
+
+_TIMESTAMPS = click.option(
+    "--timestamps",
+    type=click.Choice([times.value for times in RecordTimes]),
+    help="Whose times the records of its transactions have, from which Kafka's retention counts: their writer's, or "
+    f"that of the commit.  [default: {RecordTimes.WRITER.value}]",
 )
 
 
@@ -90,6 +98,7 @@ def stream() -> None:
     help="Maximum size of a record in bytes.  [default: 1000000]",
 )
 @_HEADERS
+@_TIMESTAMPS
 @RETENTION_TIME
 @RETENTION_BYTES
 @RETENTION_GROUP
@@ -106,6 +115,7 @@ def create(
     replication_factor: int | None,
     record_bytes_max: int | None,
     headers: str | None,
+    timestamps: str | None,
     retention_time: timedelta | None,
     retention_bytes: int | None,
     retention_groups: tuple[str, ...],
@@ -135,6 +145,7 @@ def create(
             replication_factor=replication_factor,
             record_bytes_max=record_bytes_max,
             headers=headers,
+            timestamps=timestamps,
             retention_time=retention_time,
             retention_bytes=retention_bytes,
             retention_groups=retention_groups,
@@ -170,6 +181,7 @@ def create(
     help="Replication factor of the buffer.  [default: the broker's]",
 )
 @_HEADERS
+@_TIMESTAMPS
 @click.option(
     "--if-not-exists", is_flag=True, help="Leave a topic that the stream has adopted with these settings as it is."
 )
@@ -184,6 +196,7 @@ def adopt(
     buffer_partitions: int | None,
     replication_factor: int | None,
     headers: str | None,
+    timestamps: str | None,
     if_not_exists: bool,
 ) -> None:
     """Make a stream of a topic that exists, with its records. Nothing of the topic is changed.
@@ -202,6 +215,7 @@ def adopt(
             buffer_partitions=buffer_partitions,
             replication_factor=replication_factor,
             headers=headers,
+            timestamps=timestamps,
             exist_ok=if_not_exists,
         )
     config = found.config
@@ -335,6 +349,11 @@ def scale(
     type=click.Choice([form.value for form in HeaderForm]),
     help="Which records of later transactions say who wrote them: the first of each batch, or each.",
 )
+@click.option(
+    "--timestamps",
+    type=click.Choice([times.value for times in RecordTimes]),
+    help="Whose times the records of transactions have that are committed later: their writer's, or the commit's.",
+)
 @scaling_options
 @NO_SCALING
 @click.pass_context
@@ -345,13 +364,14 @@ def update(
     retention_bytes: int | None,
     retention_groups: tuple[str, ...],
     headers: str | None,
+    timestamps: str | None,
     scale_events_per_second: int | None,
     scale_bytes_per_second: int | None,
     min_segments: int | None,
     max_segments: int | None,
     no_scaling: bool,
 ) -> None:
-    """Change how long the records of a stream are kept, its headers, or how it is scaled by its load.
+    """Change how long the records of a stream are kept, their headers and times, or how it is scaled by its load.
 
     Options left out stay as they are; none removes a limit. Both limits are minimums: records beyond either of them
     are deleted. Give --retention-group once for each group, or with none.
@@ -359,6 +379,8 @@ def update(
     given = given_retention(click_context, retention_time, retention_bytes, retention_groups)
     if headers is not None:
         given["headers"] = headers
+    if timestamps is not None:
+        given["timestamps"] = timestamps
     asked = scale_events_per_second, scale_bytes_per_second, min_segments, max_segments
     is_scaled = any(item is not None for item in asked)
     if is_scaled and no_scaling:
@@ -366,7 +388,8 @@ def update(
     if not given and not is_scaled and not no_scaling:
         raise click.UsageError(
             "say what to change: --retention-time, --retention-bytes, --retention-group, --headers, "
-            "--scale-events-per-second, --scale-bytes-per-second, --min-segments, --max-segments or --no-scaling"
+            "--timestamps, --scale-events-per-second, --scale-bytes-per-second, --min-segments, --max-segments or "
+            "--no-scaling"
         )
     context: CliContext = click_context.obj
     with connected(context) as b:
@@ -378,6 +401,7 @@ def update(
     context.answer(
         _config_document(config),
         f"{stream_name}: {retention_text(config.retention)}; a header on {_HEADERS_OF[config.headers]}; "
+        f"times of the {config.timestamps.value}; "
         f"scaled {scaling_text(config.scaling)}.",
     )
 
@@ -539,6 +563,7 @@ def description_text(found: StreamDescription) -> str:
         ("buffer", f"{config.buffer_topic}, {counted(config.buffer_partitions, 'partition')}"),
         ("limits", f"records of up to {config.record_bytes_max:,} bytes"),
         ("headers", f"on {_HEADERS_OF[config.headers]}"),
+        ("times", f"of the {config.timestamps.value}"),
         ("keeps", what_it_keeps),
         ("scaled", scaling_text(config.scaling)),
     )
@@ -587,6 +612,7 @@ def _config_document(config: StreamConfig, fault: StreamFault | None = None) -> 
         "replication_factor": config.replication_factor,
         "record_bytes_max": config.record_bytes_max,
         "headers": config.headers.value,
+        "timestamps": config.timestamps.value,
         "retention": retention_document(config.retention),
         "scaling": scaling_document(config.scaling),
     }

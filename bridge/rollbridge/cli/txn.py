@@ -31,7 +31,7 @@ from rollbridge.errors import (
 )
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import TransactionRecord
+from rollbridge.model.records import TransactionRecord, outlived
 from rollbridge.model.text import printable
 from rollbridge.model.transaction import State
 
@@ -120,7 +120,10 @@ def describe(context: CliContext, transaction: str) -> None:
             record = None
         story, why = _story(b, identifier, record)
         names = {} if record is None else _segment_names(b, record)
-    document = {} if record is None else {**transaction_document(record, now_ms), "segments": names}
+        old = [] if record is None else _older_than_kept(b, record, now_ms)
+    document = (
+        {} if record is None else {**transaction_document(record, now_ms), "segments": names, "older_than_kept": old}
+    )
     about = [("id", str(identifier))]
     if record is not None:
         about += [
@@ -153,6 +156,7 @@ def describe(context: CliContext, transaction: str) -> None:
         ]
         if len(listed) > _NAMES_MAX:
             lines.append(f"and {len(listed) - _NAMES_MAX} more, which --json names")
+        lines += [f"Now {item}" for item in old]
     lines += ["", *([f"Its events are not known: {why}"] if story is None else _event_lines(story))]
     context.answer({**document, "events_unknown": why}, "\n".join(lines))
 
@@ -168,6 +172,16 @@ def _segment_names(b: Bridge, record: TransactionRecord) -> dict[str, list[str]]
             segments = b.admin.history(name).record(epoch).segments
             found[name] = [StreamName.parse(name).qualified(item.id, record.id) for item in segments]
     return found
+
+
+def _older_than_kept(b: Bridge, record: TransactionRecord, now_ms: int) -> list[str]:
+    """Return what of an open transaction is older than its topics keep records, a sentence for each topic."""
+    found = []
+    for name, epoch in record.streams.items():
+        with suppress(NotFoundError):
+            config = b.admin.describe(name).config
+            found.append(outlived(config.topic, config.kept_in(epoch), record.begun_ms, now_ms))
+    return [item for item in found if item is not None]
 
 
 def _story(

@@ -42,11 +42,13 @@ from rollbridge.model.records import (
     LOG_RETENTION_MS_DEFAULT,
     Group,
     HeaderForm,
+    RecordTimes,
     Retention,
     StreamConfig,
     StreamState,
     TransactionRecord,
     header_form,
+    record_times,
 )
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.scaling import FIXED, ScalingPolicy, ScalingWait
@@ -156,6 +158,7 @@ class Admin:
         replication_factor: int | None = None,
         record_bytes_max: int | None = None,
         headers: HeaderForm | str | None = None,
+        timestamps: RecordTimes | str | None = None,
         retention_time: timedelta | None = None,
         retention_bytes: int | None = None,
         retention_groups: Iterable[str] = (),
@@ -176,6 +179,9 @@ class Admin:
             headers: Which records of its transactions carry the header that tells who wrote them: the ``first`` of each
                 batch, which rollbridge's readers need, or ``each``, for readers that are not rollbridge's. The first if
                 left out.
+            timestamps: Whose times the records of its transactions have: those that their ``writer`` gave, or that of
+                the ``commit``, which the latest record of each batch gets, and others as long before it as they were
+                written. The writer's if left out.
             retention_time: Minimum time for which records are kept; for ever by default. See :meth:`update_stream`.
             retention_bytes: Minimum size of records that is kept, in bytes; all by default.
             retention_groups: Consumer groups: nothing is deleted that one of them has not read.
@@ -210,6 +216,7 @@ class Admin:
             replication_factor=replication_factor,
             record_bytes_max=record_bytes_max or None,
             headers=None if headers is None else header_form(headers),
+            timestamps=None if timestamps is None else record_times(timestamps),
             retention=retention,
             scaling=scaling,
         )
@@ -227,6 +234,7 @@ class Admin:
             record_bytes_max=record_bytes_max or 0,
             retention=retention,
             headers=_header_form(headers),
+            timestamps=str(record_times(timestamps or "") or ""),
             scaling=scaling,
             client_name=self._client_name,
             created_ms=_now_ms(),
@@ -252,6 +260,7 @@ class Admin:
         buffer_partitions: int | None = None,
         replication_factor: int | None = None,
         headers: HeaderForm | str | None = None,
+        timestamps: RecordTimes | str | None = None,
         exist_ok: bool = False,
         timeout_s: float | None = None,
     ) -> Adoption:
@@ -271,6 +280,7 @@ class Admin:
             buffer_partitions: Partitions of the transaction buffer; 1 if left out.
             replication_factor: Of the buffer; the broker's default, which is -1, if left out.
             headers: As for :meth:`create_stream`. In a compacted topic each record carries one in any case.
+            timestamps: As for :meth:`create_stream`: with ``commit`` the topic's ``retention.ms`` counts from there.
             exist_ok: Leave a topic that this stream has adopted as it is, if that is with the same settings, as for
                 :meth:`create_stream`.
             timeout_s: Seconds to wait for the answer; the connection's ``admin_timeout_s`` by default.
@@ -292,6 +302,7 @@ class Admin:
             buffer_partitions=buffer_partitions,
             replication_factor=replication_factor,
             headers=None if headers is None else header_form(headers),
+            timestamps=None if timestamps is None else record_times(timestamps),
             partitioner=None if wanted is None else str(wanted),
         )
         if exist_ok and (known := self._in_use(name)) is not None and known.topic == topic:
@@ -311,6 +322,7 @@ class Admin:
             buffer_partitions=1 if buffer_partitions is None else buffer_partitions,
             replication_factor=-1 if replication_factor is None else replication_factor,
             headers=_header_form(headers),
+            timestamps=str(record_times(timestamps or "") or ""),
             client_name=self._client_name,
             created_ms=_now_ms(),
         )
@@ -427,10 +439,11 @@ class Admin:
         retention_bytes: int | Keep | None = KEEP,
         retention_groups: Iterable[str] | Keep = KEEP,
         headers: HeaderForm | str | Keep = KEEP,
+        timestamps: RecordTimes | str | Keep = KEEP,
         scaling: ScalingPolicy | Keep | None = KEEP,
         timeout_s: float | None = None,
     ) -> StreamConfig:
-        """Change how long the records of a stream are kept, its headers, or its scaling; what is not given stays.
+        """Change how long the records of a stream are kept, its headers, times or scaling; what is not given stays.
 
         With both limits, what is beyond one of them is deleted. Age counts from when a record was written, not from the
         timestamp that it carries, and begins with the first retention check after the limit was set. A stream that is
@@ -443,6 +456,7 @@ class Admin:
             retention_groups: Consumer groups: nothing is deleted, by retention or by :meth:`truncate`, that one of them
                 has not read. A group that has committed nothing keeps everything.
             headers: As for :meth:`create_stream`; of transactions that begin later.
+            timestamps: As for :meth:`create_stream`; of transactions that are committed later.
             scaling: The rate that each segment is meant to take. Its leader splits segments that take more for some
                 minutes, at the median of their recent keys, and merges neighbours that take little. None: it is scaled
                 by request only. A stream that is on the topic that it has adopted takes none: a scale would leave it.
@@ -464,6 +478,7 @@ class Admin:
             stream=str(name),
             retention=retention,
             headers="" if isinstance(headers, Keep) else _header_form(headers),
+            timestamps="" if isinstance(timestamps, Keep) else str(record_times(timestamps) or ""),
             scaling=policy,
             client_name=self._client_name,
             created_ms=_now_ms(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -25,6 +25,7 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka.batches import BUFFER_BYTES_MIN, Compression
+from rollbridge.kafka.ratelimit import limited
 from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
 from rollbridge.model.changes import moved_fault
 from rollbridge.model.client_metrics import TransactionCounts
@@ -35,13 +36,15 @@ from rollbridge.model.lineage import KeyLineage
 from rollbridge.model.names import GroupName
 from rollbridge.model.options import GIB, KIB, MIB, faults_of, option
 from rollbridge.model.outcomes import RETAIN_DEFAULT
-from rollbridge.model.records import StreamConfig
+from rollbridge.model.records import FOREVER, StreamConfig
 from rollbridge.model.routing import Route, StreamView
 from rollbridge.tracing import find_tracer
 from rollbridge.zookeeper.catalog import Catalog
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
+
+_leases: Final = limited(logging.getLogger(f"{__name__}.leases"))
 
 
 class Explained(NamedTuple):
@@ -280,6 +283,7 @@ class Planner:
         self._check_lease(group, lease)
         self._outcomes.follow(group, self._options.connect_timeout_s)
         routes = tuple(view.route for view in views)
+        _warn_of_retention(routes, lease)
         begin = BeginFrame(
             self._client_name,
             self._sessions.epoch(group, self._options.admin_timeout_s),
@@ -309,6 +313,20 @@ class Planner:
             raise InvalidTimeoutError(
                 f"coordinator {leader} lets a transaction of group {group} stay open for up to {limit} (its setting "
                 f"lease_ms_max), not for {lease}; nothing was written"
+            )
+
+
+def _warn_of_retention(routes: Iterable[Route], lease: timedelta) -> None:
+    for route in routes:
+        if FOREVER < route.kept_ms < lease // timedelta(milliseconds=1):
+            _leases.warning(
+                "topic %s keeps records for %s (retention.ms), and a transaction that writes to it may stay open for "
+                "%s: what is older at its commit is deleted by the brokers soon after; give a shorter lease or a "
+                "longer retention.ms, or let it count from the commit: rollbridge stream update %s --timestamps commit",
+                route.topic,
+                timedelta(milliseconds=route.kept_ms),
+                lease,
+                route.topic,
             )
 
 

@@ -95,6 +95,7 @@ from rollbridge.model.group_offsets import (
 )
 from rollbridge.model.ids import OWNER_PART
 from rollbridge.model.names import is_internal
+from rollbridge.model.records import outlived
 from rollbridge.tracing import TransactionSpan
 
 if TYPE_CHECKING:
@@ -677,7 +678,18 @@ class Transaction(Writing):
             # The result does not refer to the transaction, which refers to it: each would be garbage in a cycle.
             find = partial(_ends_of, self._completion, self._plan.begin.places, self._merged_pieces())
             self._result = CommitResult(self.id, self._records_committed(), self._completion.offset, find)
+            self._tell_what_is_old()
         return self._result
+
+    def _tell_what_is_old(self) -> None:
+        record = self._completion.record
+        if record is None:
+            return
+        for place in sorted({piece.stream for piece in self._pieces}):
+            route = self._plan.routes[place]
+            old = outlived(route.topic, route.kept_ms, record.begun_ms, record.decided_ms)
+            if old is not None:
+                logger.warning("transaction %s is committed, and %s", self.id, old)
 
     def wait_and_tell(self, timeout: float | None, wish: str) -> bool:
         """Wait for the outcome, and say in the log what it waits for; return False if it takes longer."""

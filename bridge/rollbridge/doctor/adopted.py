@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 from rollbridge.doctor.facts import ClusterFacts, Finding, StreamFacts, problem, warning, wrong_seal
 from rollbridge.model.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED
-from rollbridge.model.records import StreamState
+from rollbridge.model.records import FOREVER, StreamState, outlived
 from rollbridge.model.topic_names import TopicNames
+from rollbridge.model.transaction import State
 
 
 def adopted_topics(facts: ClusterFacts) -> Iterator[Finding]:
@@ -97,6 +98,32 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
             "restart the coordinator that leads its group: a takeover finishes a scale that was begun. One that was "
             "lost with a ZooKeeper that was set back has to be asked for again (--leave-topic), or "
             f"rollbridge stream release {config.topic} opens the topic",
+        )
+
+
+def retentions(facts: ClusterFacts) -> Iterator[Finding]:
+    """Expect adopted topics to keep records for as long as the transactions that write them may be open."""
+    for stream in facts.streams:
+        config = stream.config
+        if stream.history is None or (kept_ms := config.kept_in(stream.history.active.epoch)) == FOREVER:
+            continue
+        found = [
+            item
+            for group in facts.groups
+            for item in group.transactions
+            if str(config.name) in item.streams and item.state == State.OPEN.value and item.lease_ms > kept_ms
+        ]
+        if not found:
+            continue
+        first = min(found, key=lambda item: item.begun_ms)
+        old = outlived(config.topic, kept_ms, first.begun_ms, facts.now_ms)
+        yield (warning if old is None else problem)(
+            "short-retention",
+            f"transaction {first.id} of client {first.client_name} may be open for {first.lease_ms // 1000} s, and "
+            f"topic {config.topic} keeps records for {kept_ms // 1000} s (retention.ms), from when they were written; "
+            f"{old or 'nothing of it is that old yet'}",
+            f"before it is committed: rollbridge stream update {config.topic} --timestamps commit, so that retention "
+            "counts from the commit; or have the topic's owner raise retention.ms",
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from rollbridge.doctor.adopted import adopted_topics, topic_names
+from rollbridge.doctor.adopted import adopted_topics, retentions, topic_names
 from rollbridge.doctor.facts import (
     DEFAULT_ENTITY,
     ClusterFacts,
@@ -758,6 +758,7 @@ CHECKS: Final = (
     epochs,
     growth,
     adopted_topics,
+    retentions,
     topic_names,
     late_records,
     native_transactions,

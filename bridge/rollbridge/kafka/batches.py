@@ -135,6 +135,8 @@ Headers = Sequence[tuple[str, bytes | None]]
 _HEADER: Final = struct.Struct(">qiibIhiqqqhii")
 _FROM_ATTRIBUTES: Final = struct.Struct(">hiqqqhii")
 _UP_TO_CRC: Final = struct.Struct(">qiibI")
+_TIMES: Final = struct.Struct(">qq")
+_TIMES_AT: Final = 27
 HEADER_BYTES: Final = _HEADER.size
 _LENGTH: Final = struct.Struct(">i")
 _LENGTH_OFFSET: Final = 8
@@ -564,6 +566,17 @@ def finished(batch: RawBatch, rest: bytes, size: int, codec: int) -> bytes:
         base_timestamp=base_timestamp,
         max_timestamp=max_timestamp,
     )
+
+
+def retimed(batch: RawBatch, latest_ms: int) -> bytes:
+    """Return a copy of a batch whose latest record has another time, and the others as long before it as they were.
+
+    Only the header changes, for records hold differences to its base; :func:`stamped_header` renews the checksum.
+    """
+    copied = bytearray(batch)
+    base_ms, max_ms = _TIMES.unpack_from(copied, _TIMES_AT)
+    _TIMES.pack_into(copied, _TIMES_AT, base_ms + latest_ms - max_ms, latest_ms)
+    return bytes(copied)
 
 
 def stamp(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from itertools import accumulate
 from typing import Annotated, ClassVar, Final, Self
@@ -135,6 +136,42 @@ class HeaderForm(StrEnum):
     """Each of them, so that readers other than rollbridge's see who wrote it."""
     FIRST = "first"
     """The first of each frame."""
+
+
+class RecordTimes(StrEnum):
+    """Whose times the records of a transaction have, by which Kafka's retention counts."""
+
+    WRITER = "writer"
+    """Those that its writers gave: the time of each write, if they gave none."""
+    COMMIT = "commit"
+    """That of the commit: the latest record of each batch gets it, and the others keep their distance from that one."""
+
+
+def record_times(text: str) -> RecordTimes | None:
+    """Return what a request asks for; None if it leaves that as it is.
+
+    Raises:
+        InvalidRequestError: there are no such times.
+    """
+    try:
+        return RecordTimes(text) if text else None
+    except ValueError:
+        known = " and ".join(RecordTimes)
+        raise InvalidRequestError(f"{text!r} says not whose times records have: {known} do") from None
+
+
+def outlived(topic: str, kept_ms: int, begun_ms: int, at_ms: int) -> str | None:
+    """Return what a transaction has written that a topic would delete at a time by its ``retention.ms``.
+
+    None if it deletes nothing of it, or nothing by its age.
+    """
+    if kept_ms == FOREVER or at_ms - begun_ms <= kept_ms:
+        return None
+    until = datetime.fromtimestamp((at_ms - kept_ms) / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return (
+        f"what it wrote to topic {topic} before {until} is older than the topic keeps records (retention.ms="
+        f"{kept_ms}): brokers delete it as soon as it is committed"
+    )
 
 
 def header_form(text: str) -> HeaderForm | None:
@@ -306,6 +343,9 @@ class StreamConfig(NodeRecord):
     """Which records of its transactions carry rollbridge's header; streams of earlier versions do not say it."""
     scaling: ScalingPolicy | None = None
     """How leaders scale it by its load; None if they do not."""
+    kept_ms: int = FOREVER
+    """How long the adopted topic keeps records, by their own times: its ``retention.ms``."""
+    timestamps: RecordTimes = RecordTimes.WRITER
 
     @property
     def identity(self) -> str:
@@ -325,6 +365,15 @@ class StreamConfig(NodeRecord):
     def limits_in(self, epoch: int) -> TopicLimits | None:
         """Return what the adopted topic takes, if the segments of an epoch are its partitions."""
         return self.limits if self.topic and epoch == self.first_epoch else None
+
+    def kept_in(self, epoch: int) -> int:
+        """Return for how many ms Kafka keeps what a transaction of an epoch has written, from its writes on.
+
+        That is ``FOREVER`` where it keeps all, and where it counts from the commit.
+        """
+        limits = self.limits_in(epoch)
+        counts_from_commit = limits is None or limits.is_append_time or self.timestamps is RecordTimes.COMMIT
+        return FOREVER if counts_from_commit else self.kept_ms
 
     @property
     def places(self) -> SegmentPlaces:

@@ -74,6 +74,8 @@ class AdminRequest(NodeRecord):
     """A :class:`.HeaderForm`; empty leaves it as it is, and is what clients of earlier versions say."""
     scaling: ScalingPolicy | None = None
     """None leaves it as it is, and is what clients of earlier versions say; without a rate it is switched off."""
+    timestamps: str = ""
+    """A :class:`.RecordTimes`; empty leaves it as it is, and is what clients of earlier versions say."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName
 from rollbridge.model.partitioners import KeySpace, KnownKeys
-from rollbridge.model.records import HeaderForm, StreamConfig, TopicLimits
+from rollbridge.model.records import FOREVER, HeaderForm, StreamConfig, TopicLimits
 
 _POSITION_BITS = 53
 _UNUSED_BITS = 64 - _POSITION_BITS
@@ -71,6 +71,8 @@ class Route:
     """Which records carry rollbridge's header."""
     buffer_id: str = ""
     """Kafka's id of the buffer; another one under its name has not what was written to this one."""
+    kept_ms: int = FOREVER
+    """For how long Kafka keeps what is written, from its writing on; see :meth:`.StreamConfig.kept_in`."""
 
     @classmethod
     def of(cls, config: StreamConfig, record: EpochRecord) -> Route:
@@ -93,6 +95,7 @@ class Route:
             limits=config.limits_in(record.reference_epoch),
             headers=config.headers,
             buffer_id=config.buffer_topic_id,
+            kept_ms=config.kept_in(record.reference_epoch),
         )
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.records import FOREVER, HeaderForm, Retention, StreamConfig
+from rollbridge.model.records import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
 from rollbridge.model.scaling import FIXED, ScalingPolicy
 
 _NOTHING = Retention()
@@ -39,6 +39,7 @@ class WantedStream:
     retention: Retention = _NOTHING
     partitioner: str | None = None
     scaling: ScalingPolicy | None = None
+    timestamps: RecordTimes | None = None
 
     def differences(self, known: StreamConfig, first: tuple[KeyRange, ...] | None) -> list[str]:
         """Return in what a stream is another one than was asked for, each as ``name: it is X, and Y was asked for``.
@@ -54,6 +55,7 @@ class WantedStream:
             ("largest record", known.record_bytes_max, self.record_bytes_max),
             ("headers", known.headers.value, None if self.headers is None else self.headers.value),
             ("partitioner", known.partitioner, self.partitioner),
+            ("timestamps", known.timestamps.value, None if self.timestamps is None else self.timestamps.value),
             ("scaling", str(known.scaling or FIXED), None if self.scaling is None else str(self.scaling)),
         ]
         found = [

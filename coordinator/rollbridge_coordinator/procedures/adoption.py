@@ -28,7 +28,7 @@ nobody waits. A topic that its owner closes is not left: that takes a scale with
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -40,6 +40,7 @@ from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import StreamName, check_adoptable
 from rollbridge.model.partitioners import Partitioner
 from rollbridge.model.records import (
+    FOREVER,
     RECORD_BYTES_MAX_DEFAULT,
     CheckNode,
     CreateNode,
@@ -131,10 +132,18 @@ def adopted_stream(
             partitions=state.partitions,
             topic_id=state.topic_id,
             limits=limits,
+            kept_ms=kept_ms(state.config),
             record_bytes_max=record_bytes_max(limits),
         ),
         EpochHistory.create(even_ranges(state.partitions), now_ms, config.first_epoch, base, 0),
     )
+
+
+def kept_ms(config: Mapping[str, str]) -> int:
+    """Return for how many ms a topic keeps records: ``FOREVER`` if it deletes none by their age."""
+    if "delete" not in config["cleanup.policy"].split(","):
+        return FOREVER
+    return max(int(config.get("retention.ms", FOREVER)), FOREVER)
 
 
 def check_topic_retention(topic: str, retention: Retention) -> None:
@@ -363,16 +372,19 @@ def _keep_limits(group: GroupState, stream: LedStream, state: TopicState) -> Ste
     except InvalidRequestError as fault:
         logger.warning("%s: %s", stream.config.name, fault)
         return
-    if limits == stream.config.limits:
-        return
     config = replace(
-        stream.config, limits=limits, record_bytes_max=record_bytes_max(limits), revision=stream.config.revision + 1
+        stream.config, limits=limits, kept_ms=kept_ms(state.config), record_bytes_max=record_bytes_max(limits)
     )
+    if config == stream.config:
+        return
+    config = replace(config, revision=config.revision + 1)
     if not (yield from Write([SetNode(paths.stream(config.name), config.to_json())])):
         raise StaleStateError(f"stream {config.name} is gone")
     stream.config = config
     group.counts["topic_changes"] += 1
-    logger.info("%s: topic %s takes %s from now on", config.name, config.topic, limits)
+    logger.info(
+        "%s: topic %s takes %s from now on, and keeps it for %d ms", config.name, config.topic, limits, config.kept_ms
+    )
 
 
 def _keep_claim(stream: LedStream) -> Steps[None]:

@@ -293,7 +293,7 @@ def append_round(
     if expected is not None:
         control = records(expected)
         offsets, positions = yield from AppendTogether(
-            items, expected, group.commit_log, control, outcomes.foretell(control), aims.rooms
+            items, expected, group.commit_log, control, outcomes.foretell(control), aims.rooms, aims.stamped
         )
         group.forecast.note(items, offsets, expected)
         if list(offsets) == expected:
@@ -301,7 +301,7 @@ def append_round(
             return volumes_of(items, aims.segments)
         outcomes.drop(positions)
         group.counts["rounds_repeated"] += 1
-    offsets = (yield from MergeFrames(items, aims.rooms)) if items else ()
+    offsets = (yield from MergeFrames(items, aims.rooms, aims.stamped)) if items else ()
     group.forecast.note(items, offsets)
     yield from outcomes.append(records(offsets))
     return volumes_of(items, aims.segments)
@@ -351,7 +351,7 @@ def _append_if(
     for _ in range(TRIES):
         with_offsets = yield from _append_offsets(group, [transaction], now_ms)
         items, _ = items_of([transaction], aims)
-        offsets = (yield from MergeFrames(items, aims.rooms)) if items else ()
+        offsets = (yield from MergeFrames(items, aims.rooms, aims.stamped)) if items else ()
         group.forecast.note(items, offsets)
         if transaction.state is not State.COMMITTING:
             verdict: ConditionsVerdict | NotMet = (

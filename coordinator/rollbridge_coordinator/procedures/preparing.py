@@ -74,10 +74,10 @@ def prepare(
     for config, prepared in zip(configs, record.streams, strict=True):
         group.streams[prepared.stream].config = config
         for number, segment in prepared.segments.items():
-            aims.add(prepared.stream, number, segment, config.place(segment))
+            aims.add(config, number, segment)
             topics.append(segment_topic_spec(config, segment))
     items, _ = items_of([transaction], aims)
-    yield from Prepare(node, topics, items)
+    yield from Prepare(node, topics, items, aims.stamped)
     group.preparations[transaction.id] = Preparation(node, record, items)
     group.counts["merges_beside_begun"] += 1
 

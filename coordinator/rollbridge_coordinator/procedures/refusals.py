@@ -216,7 +216,8 @@ def _single_out(group: GroupState, items: Items, refused: EffectRefusedError) ->
 def _try(group: GroupState, items: Items) -> Steps[EffectRefusedError | None]:
     """Append frames and abort them; return their refusal, None if they were taken."""
     try:
-        yield from MergeFrames(items, targets(group).rooms)
+        aims = targets(group)
+        yield from MergeFrames(items, aims.rooms, aims.stamped)
     except EffectRefusedError as refused:
         return refused
     yield from AbortRound()

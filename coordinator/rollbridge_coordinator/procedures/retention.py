@@ -39,6 +39,7 @@ from rollbridge.model.records import (
     StreamConfig,
     Truncation,
     header_form,
+    record_times,
 )
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import AdminAnswer, AdminRequest
@@ -120,11 +121,11 @@ def truncate_stream(group: GroupState, stream: LedStream, name: str, request: Ad
 
 
 def update_stream(group: GroupState, stream: LedStream, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
-    """Change the retention of a stream, which records of later transactions carry a header, and its scaling by load.
+    """Change the retention of a stream, headers and times of later transactions' records, and its scaling by load.
 
     Raises:
         InvalidRequestError: the retention is invalid, or limits what an adopted topic keeps; its owner does. Or there
-            is no such form of headers, or the scaling policy makes no sense, or not on an adopted topic.
+            are no such headers or times, or the scaling policy makes no sense, or not on an adopted topic.
     """
     policy, scaling = request.retention or Retention(), stream.config.scaling
     policy.check()
@@ -138,6 +139,7 @@ def update_stream(group: GroupState, stream: LedStream, name: str, request: Admi
         stream.config,
         retention=policy,
         headers=header_form(request.headers) or stream.config.headers,
+        timestamps=record_times(request.timestamps) or stream.config.timestamps,
         scaling=scaling,
         revision=stream.config.revision + 1,
     )

@@ -42,6 +42,7 @@ from rollbridge.model.records import (
     DeleteNode,
     HeaderForm,
     NodeOperation,
+    RecordTimes,
     Retention,
     SetNode,
     StreamConfig,
@@ -51,6 +52,7 @@ from rollbridge.model.records import (
     check_segments,
     header_form,
     leading,
+    record_times,
 )
 from rollbridge.model.records import StreamState as Lifecycle
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind, refusing
@@ -154,6 +156,7 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         retention=retention,
         first_epoch=former.epoch,
         headers=header_form(request.headers) or HeaderForm.EACH,
+        timestamps=record_times(request.timestamps) or RecordTimes.WRITER,
         scaling=None if scaling is None or scaling.is_fixed else scaling,
     )
     claimed: list[NodeOperation] = []

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from itertools import accumulate
 from time import time as wall_time
@@ -34,6 +34,7 @@ from rollbridge.kafka.batches import (
     joined,
     parse_header,
     rebatch,
+    retimed,
 )
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.fetch_plan import Fetched
@@ -308,17 +309,25 @@ more costs the broker, and the leader, one request more."""
 class FrameFeed:
     """Lazy batches of (partition, frame) items, and the way back from base offsets of batches to those of the items."""
 
-    def __init__(self, items: Items, read: Callable[[FrameRef], bytes], rooms: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        items: Items,
+        read: Callable[[FrameRef], bytes],
+        rooms: Mapping[str, int] | None = None,
+        stamped: Set[str] = frozenset(),
+    ) -> None:
         """Prepare.
 
         Args:
             items: Frames with their partitions, in order.
             read: Returns the batch of a frame whose batch is not cached.
             rooms: Largest batch of a topic in bytes, where that is less than usual.
+            stamped: Topics in which the latest record of each batch gets the time at which that is made.
         """
         self._items = items
         self._read = read
         self._rooms = rooms or {}
+        self._stamped = stamped
         # For each item, the batch that holds it and the offset of its first record there, as arrays of 8 bytes an item
         # and not as objects: there may be a million items.
         self._batches = array("q", [-1]) * len(items)
@@ -352,7 +361,7 @@ class FrameFeed:
             self._made += 1
             batch = self._batch(frame)
             check_numbering(batch)
-            yield *target, batch
+            yield self._addressed(target, batch)
         for target, indexes in waiting.items():
             yield from self._join(target, indexes)
 
@@ -376,7 +385,7 @@ class FrameFeed:
                 self._batches[index] = self._made
                 self._deltas[index] = end - frame.records
             self._made += 1
-            yield *target, whole
+            yield self._addressed(target, whole)
             return
         merged = rebatch(found, self._room(target))
         for index, place in zip(indexes, merged.places, strict=True):
@@ -384,7 +393,12 @@ class FrameFeed:
             self._deltas[index] = place.offset_delta
         self._made += len(merged.batches)
         for batch in merged.batches:
-            yield *target, bytes(batch)
+            yield self._addressed(target, bytes(batch))
+
+    def _addressed(self, target: Partition, batch: bytes) -> tuple[str, int, bytes]:
+        if target[0] in self._stamped:
+            batch = retimed(batch, int(wall_time() * 1000))
+        return *target, batch
 
     def _room(self, target: Partition) -> int:
         return min(JOINED_BYTES_MAX, self._rooms.get(target[0], JOINED_BYTES_MAX))

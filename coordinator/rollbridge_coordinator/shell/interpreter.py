@@ -612,12 +612,12 @@ class Interpreter:
 
     @_carries_out(fx.MergeFrames)
     def _merge(self, effect: fx.MergeFrames) -> Sequence[int]:
-        feed = self._feed = FrameFeed(effect.items, self._reader.read, effect.rooms)
+        feed = self._feed = FrameFeed(effect.items, self._reader.read, effect.rooms, effect.stamped)
         return feed.offsets(self._current.append(feed.batches()))
 
     @_carries_out(fx.AppendTogether)
     def _append_together(self, effect: fx.AppendTogether) -> tuple[Sequence[int], Sequence[int]]:
-        feed = self._feed = FrameFeed(effect.items, self._reader.read, effect.rooms)
+        feed = self._feed = FrameFeed(effect.items, self._reader.read, effect.rooms, effect.stamped)
         control, places = control_batches(effect.records)
         beside = beside_batches(effect.beside)
         bases = self._current.append(chain(feed.batches(), ((effect.topic, batch) for batch in control), beside))

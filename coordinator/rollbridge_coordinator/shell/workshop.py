@@ -195,7 +195,7 @@ class Workshop:
     def _run(self, item: _Preparation) -> None:
         appender = self._idle.get()
         reader = FrameReader(self._settings.bootstrap_servers, self._settings.security)
-        feed = FrameFeed(item.effect.items, reader.read)
+        feed = FrameFeed(item.effect.items, reader.read, stamped=item.effect.stamped)
         try:
             if appender is None:
                 return  # the workshop closes

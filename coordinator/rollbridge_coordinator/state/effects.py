@@ -17,7 +17,7 @@ over, so sequences and mappings are not copied.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -268,11 +268,13 @@ Items = Sequence[tuple[Partition, FrameRef]]
 class MergeFrames(Effect[Sequence[int]]):
     """Append frames to their partitions in order, inside the round; gives the offset of each one's first record.
 
-    Small ones are joined, to batches of at most what ``rooms`` says of the topic, in bytes.
+    Small ones are joined, to batches of at most what ``rooms`` says of the topic, in bytes. In ``stamped`` topics they
+    get the time of the append.
     """
 
     items: Items
     rooms: Mapping[str, int] = field(default_factory=dict)
+    stamped: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +312,7 @@ class AppendTogether(Effect[tuple[Sequence[int], Sequence[int]]]):
     records: Sequence[ControlRecord]
     beside: Messages | None = None
     rooms: Mapping[str, int] = field(default_factory=dict)
+    stamped: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,6 +359,7 @@ class Prepare(Effect[None]):
     key: str
     topics: Sequence[TopicCreation]
     items: Items
+    stamped: Set[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
 from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.records import bytes_of_epoch
+from rollbridge.model.records import RecordTimes, StreamConfig, bytes_of_epoch
 from rollbridge.model.segment_graph import Segment
 from rollbridge.model.transaction import State
 from rollbridge_coordinator.state.group import GroupState
@@ -47,20 +47,25 @@ class Targets:
         places: (stream, number of a segment of the transaction's epoch) → partition.
         segments: Partition → stream and segment.
         rooms: Adopted topic → largest batch that it takes, in bytes.
+        stamped: Topics whose records get the time of the commit.
     """
 
-    __slots__ = ("places", "rooms", "segments")
+    __slots__ = ("places", "rooms", "segments", "stamped")
 
     def __init__(self) -> None:
         """Start without any."""
         self.places: dict[tuple[str, int], Partition] = {}
         self.segments: dict[Partition, tuple[str, SegmentId]] = {}
         self.rooms: dict[str, int] = {}
+        self.stamped: set[str] = set()
 
-    def add(self, stream: str, number: int, segment: SegmentId, place: Partition) -> None:
-        """Send what transactions have written to a segment, given by its number, to a partition."""
-        self.places[stream, number] = place
-        self.segments[place] = stream, segment
+    def add(self, config: StreamConfig, number: int, segment: SegmentId) -> None:
+        """Send what transactions have written to a segment, given by its number, to another one's partition."""
+        place = config.place(segment)
+        self.places[str(config.name), number] = place
+        self.segments[place] = str(config.name), segment
+        if config.timestamps is RecordTimes.COMMIT:
+            self.stamped.add(place[0])
 
 
 OrderKey = LineKey | str
@@ -522,14 +527,14 @@ def targets(group: GroupState, rolls: tuple[Roll, ...] = ()) -> Targets:
         if stream.is_on_topic and stream.config.limits is not None:
             found.rooms[stream.config.topic] = stream.config.limits.batch_room
         history = stream.history
-        for segment, place in stream.places_of(history.active.segments).items():
-            found.add(name, segment.number, segment, place)
+        for item in history.active.segments:
+            found.add(stream.config, item.id.number, item.id)
         roll = rolled.get(name)
         if roll is None:
             continue
         sources = {item: number for number, item in roll.prepared.items()}
         for item in duplicates_of(history, roll):
-            found.add(name, sources.get(item.id, item.id.number), item.id, stream.place_of(item.id))
+            found.add(stream.config, sources.get(item.id, item.id.number), item.id)
     return found
 
 

@@ -1,0 +1,82 @@
+"""Transactions that are open for longer than their topic keeps records: who says so, and times that count anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import rollbridge
+from integration_tests.clients import Site, adopt, read_committed, until
+from integration_tests.command_line import Cli
+
+KEPT_MS = 1
+"""Brokers look every five minutes, so that records stay for as long as a test needs them."""
+
+
+@pytest.fixture
+def topic(site: Site, unique_name: Callable[[str], str]) -> str:
+    name = unique_name("shop.orders")
+    new = NewTopic(name, 1, 1, config={"retention.ms": str(KEPT_MS)})
+    admin = AdminClient({"bootstrap.servers": site.cluster.bootstrap_servers})
+    admin.create_topics([new])[name].result(60)
+    return name
+
+
+def later() -> int:
+    """Wait until what is written now is older than the topic keeps it; return the time of then in ms."""
+    begun_ms = int(time.time() * 1000)
+    until(lambda: int(time.time() * 1000) > begun_ms + 2 * KEPT_MS)
+    return int(time.time() * 1000)
+
+
+def test_begin_commit_and_describe_say_what_the_topic_will_not_keep(
+    site: Site, client: rollbridge.Bridge, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    adopt(client, topic, partitioner="murmur2")
+    with client.transaction(topic, timeout=timedelta(hours=1)) as txn:
+        txn.write(topic, key=b"k", value=b"v")
+        txn.flush()
+        [begun] = [record.getMessage() for record in caplog.records if "retention.ms" in record.getMessage()]
+        assert f"topic {topic} keeps records for 0:00:00.001000" in begun
+        assert f"rollbridge stream update {topic} --timestamps commit" in begun
+        later()
+        until(lambda: any(item.id == txn.id for item in client.admin.transactions()))
+        [old] = Cli(site.cluster, site.root).json("txn", "describe", str(txn.id))["older_than_kept"]
+        assert f"what it wrote to topic {topic} before " in old
+    [committed] = [record.getMessage() for record in caplog.records if "is committed, and" in record.getMessage()]
+    assert f"what it wrote to topic {topic} before " in committed
+    caplog.clear()
+    with client.transaction(topic, timeout=timedelta(milliseconds=KEPT_MS)):
+        pass
+    assert not [record for record in caplog.records if "retention.ms" in record.getMessage()]
+
+
+def test_records_have_the_time_of_their_commit_where_that_was_asked_for(
+    site: Site, client: rollbridge.Bridge, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    adopted = adopt(client, topic, partitioner="murmur2", timestamps="commit")
+    assert adopted.config.timestamps == "commit"
+    with client.transaction(topic, timeout=timedelta(hours=1)) as txn:
+        for value in (b"small", b"L" * 100_000):
+            txn.write(topic, key=b"k", value=value)
+        txn.flush()
+        written_ms = later()
+    with client.writer(topic) as writer:
+        writer.write(b"k", b"plain").result(60)
+    messages = read_committed(site.cluster.bootstrap_servers, [topic])
+    assert [len(message.value() or b"") for message in messages] == [5, 100_000, 5]
+    assert all(message.timestamp()[1] >= written_ms for message in messages)
+    assert not [record for record in caplog.records if "retention.ms" in record.getMessage()]
+
+    assert client.admin.update_stream(topic, timestamps="writer").timestamps == "writer"
+    with client.transaction(topic, timeout=timedelta(milliseconds=KEPT_MS * 1_000)) as txn:
+        txn.write(topic, key=b"k", value=b"as written")
+        txn.flush()
+        written_ms = later()
+    last = read_committed(site.cluster.bootstrap_servers, [topic])[-1]
+    assert last.value() == b"as written"
+    assert last.timestamp()[1] < written_ms
