@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
-from confluent_kafka import Message, Producer
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 import rollbridge
@@ -13,10 +14,11 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, adopt, consumer_of, consumer_raises, read_committed
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
-from rollbridge.errors import ConflictError, StreamBusyError, StreamNotFoundError, StreamRecreatedError
+from rollbridge.errors import ConflictError, NotFoundError, StreamBusyError, StreamNotFoundError, StreamRecreatedError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.changes import TOPIC_GROWN, TOPIC_RECREATED
+from rollbridge.model.requests import AdminAnswer
 from rollbridge.zookeeper.session import ZooKeeperSession
 
 PARTITIONS = 4
@@ -62,6 +64,53 @@ def messages(site: Site, topic: str) -> list[Message]:
 def found(site: Site, topic: str) -> list[bytes | None]:
     """The values of these."""
     return [message.value() for message in messages(site, topic)]
+
+
+def test_a_topic_of_which_the_leader_has_not_heard_yet_is_adopted(
+    site: Site, client: rollbridge.Bridge, unique_name: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, ask = unique_name("shop.new"), client.admin._ask
+    refused: list[NotFoundError] = []
+
+    def spied(*arguments: Any) -> AdminAnswer:
+        try:
+            return ask(*arguments)
+        except NotFoundError as fault:
+            refused.append(fault)
+            if len(refused) == 1:
+                create_topic(site.cluster.bootstrap_servers, name, 2)
+            raise
+
+    monkeypatch.setattr(client.admin, "_ask", spied)
+    assert adopt(client, name, partitioner="murmur2", check=False).config.partitions == 2
+    assert f"topic {name} does not exist" in str(refused[0])
+
+
+@pytest.mark.parametrize("by", ["librdkafka", "rollbridge"])
+def test_a_consumer_that_stores_offsets_itself_commits_what_it_was_handed_and_no_more(
+    site: Site, client: rollbridge.Bridge, topic: str, by: str
+) -> None:
+    # librdkafka's automatic storing goes past control records, and past what lies before them; rollbridge.Consumer's not.
+    adopt(client, topic, partitioner="murmur2")
+    for number in range(20):
+        with client.transaction(topic) as txn:
+            txn.write(topic, key=KEYS[0], value=b"%d" % number)
+    [place] = {message.partition() for message in messages(site, topic)}
+    native = {"bootstrap.servers": site.cluster.bootstrap_servers, "group.id": topic, "auto.offset.reset": "earliest"}
+    for number in range(3):
+        consumer: Any = (
+            Consumer({**native, "enable.auto.offset.store": False})
+            if by == "librdkafka"
+            else rollbridge.Consumer({**native, "zookeeper": site.cluster.zookeeper, "zookeeper.root": site.root})
+        )
+        consumer.subscribe([topic])
+        message = consumer.poll(60)
+        assert message.value() == b"%d" % number
+        if by == "librdkafka":
+            consumer.store_offsets(message)
+        consumer.close()
+        [committed] = Consumer(native).committed([TopicPartition(topic, place or 0)], 60)
+        assert committed.offset == message.offset() + 1
 
 
 def test_a_topic_is_adopted_used_beside_native_producers_and_released(

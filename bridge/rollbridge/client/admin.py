@@ -14,8 +14,8 @@ from enum import Enum
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from rollbridge.calls import answers_within
-from rollbridge.client.adoption import Adoption, choose
+from rollbridge.calls import Backoff, Deadline, answers_within
+from rollbridge.client.adoption import NEWS_S, Adoption, choose
 from rollbridge.consumer.reader import beginning, cut_before
 from rollbridge.errors import (
     CorruptDataError,
@@ -327,13 +327,25 @@ class Admin:
             created_ms=_now_ms(),
         )
         try:
-            self._ask(owner, request, timeout_s)
+            self._adopt(owner, request, timeout_s)
         except StreamExistsError:
             known = self._in_use(name)  # another client may have adopted it meanwhile
             if not exist_ok or known is None or known.topic != topic:
                 raise
             return Adoption(self._same(known, said), found)
         return Adoption(self._config(name), found)
+
+    def _adopt(self, owner: GroupName, request: AdminRequest, timeout_s: float | None) -> None:
+        """Ask for an adoption, again while the leader's broker may not have heard of the topic yet."""
+        patience, backoff = Deadline(NEWS_S), Backoff()
+        while True:
+            try:
+                self._ask(owner, request, timeout_s)
+                return
+            except NotFoundError as fault:
+                if type(fault) is not NotFoundError or patience.passed():
+                    raise
+            backoff.sleep(patience)
 
     @_within_its_time
     def release_topic(self, topic: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:

@@ -21,7 +21,7 @@ SAMPLED_PARTITIONS: Final = 16
 SAMPLED_RECORDS: Final = 500
 """Of the newest offsets of each, so many are looked at."""
 SAMPLED_BYTES: Final = 256 * 1024
-NEWS_S: Final = 2.0
+NEWS_S: Final = 5.0
 """Time in which all brokers learn of a topic that has just been created."""
 DEFAULT: Final = Partitioner.MURMUR2
 """Of a topic that has no keys yet: the rule of Java's producers, and so of Connect, Streams and ksqlDB."""
