@@ -90,7 +90,7 @@ def test_a_topic_of_which_the_leader_has_not_heard_yet_is_adopted(
 def test_a_consumer_that_stores_offsets_itself_commits_what_it_was_handed_and_no_more(
     site: Site, client: rollbridge.Bridge, topic: str, by: str
 ) -> None:
-    # librdkafka's automatic storing goes past control records, and past what lies before them; rollbridge.Consumer's not.
+    # librdkafka's automatic storing goes past control records and what lies before them; rollbridge.Consumer's not.
     adopt(client, topic, partitioner="murmur2")
     for number in range(20):
         with client.transaction(topic) as txn:
