@@ -113,6 +113,7 @@ def connect(
         ConfigError: a setting is wrong or missing; all are named.
         KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time.
         WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
+        InvalidRequestError: the brokers are older than Kafka 4.0, or transactions v2 are not switched on.
     """
     settings = load_settings(
         {

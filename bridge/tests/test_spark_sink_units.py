@@ -15,7 +15,7 @@ from rollbridge.client.frame_writer import PartWriter
 from rollbridge.client.futures import Completion, FrameLimits, PartStream
 from rollbridge.client.results import PartHandle
 from rollbridge.config import ConnectionSettings
-from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError, RowRefusedError
+from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError, LocalEnvironmentError, RowRefusedError
 from rollbridge.kafka.batches import Compression, read_records
 from rollbridge.model.cooperative import JointContent
 from rollbridge.model.frames import FrameHeader, unpack_header
@@ -30,6 +30,7 @@ from rollbridge.zookeeper.errors import ZooKeeperDeniedError
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
 
+from rollbridge.spark.datasource import RollbridgeSource, RollbridgeTransactionsSource  # noqa: E402
 from rollbridge.spark.kept import Kept  # noqa: E402
 from rollbridge.spark.settings import OptionReader, SparkSettings, read_settings  # noqa: E402
 from rollbridge.spark.sink import (  # noqa: E402
@@ -80,6 +81,26 @@ def settings(**more: str) -> SparkSettings:
     reader.finish()
     assert found is not None
     return found
+
+
+@pytest.mark.parametrize("release", ["4.0.2", "4.1.1", "3.5.7", "4.1.0.dev0"])
+@pytest.mark.parametrize("ask", ["schema", "reader", "streamReader", "writer", "streamWriter"])
+def test_a_pyspark_that_is_too_old_is_named(monkeypatch: pytest.MonkeyPatch, release: str, ask: str) -> None:
+    monkeypatch.setattr("pyspark.__version__", release)
+    columns = schema(value="string")
+    arguments = {"schema": (), "reader": (columns,), "streamReader": (columns,)}.get(ask, (columns, False))
+    for form in (RollbridgeSource, RollbridgeTransactionsSource):
+        if form is RollbridgeSource or "riter" not in ask:
+            with pytest.raises(
+                LocalEnvironmentError, match=rf"need PySpark 4\.2 or later, and this is {release}.*nothing"
+            ):
+                getattr(form(NEEDED), ask)(*arguments)
+
+
+@pytest.mark.parametrize("release", ["4.2.0", "4.3.0", "5.0.0", "4.10.1"])
+def test_a_pyspark_that_is_new_enough_is_taken(monkeypatch: pytest.MonkeyPatch, release: str) -> None:
+    monkeypatch.setattr("pyspark.__version__", release)
+    assert RollbridgeSource(NEEDED).writer(schema(value="string"), False) is not None
 
 
 def test_connections_are_shared_by_those_who_connect_to_the_same_as_the_same(tmp_path: Path) -> None:

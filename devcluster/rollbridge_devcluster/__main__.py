@@ -25,6 +25,7 @@ from rollbridge_devcluster.state import KAFKA, ZOOKEEPER
 
 TOOLS: Final = {
     "kafka-topics.sh": "org.apache.kafka.tools.TopicCommand",
+    "kafka-features.sh": "org.apache.kafka.tools.FeatureCommand",
     "kafka-configs.sh": "kafka.admin.ConfigCommand",
     "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
     "kafka-console-producer.sh": "org.apache.kafka.tools.ConsoleProducer",

@@ -182,6 +182,7 @@ class ProcessCluster(EphemeralCluster):
         kafka_heap: str = "512m",
         short_lived: bool = True,
         home: Path | None = None,
+        cache: JarCache | None = None,
         **wishes: Any,
     ) -> None:
         """Only notes what is wanted; ``start`` starts it.
@@ -191,6 +192,7 @@ class ProcessCluster(EphemeralCluster):
             kafka_heap: As after ``-Xmx``.
             short_lived: False for measurements: the JVM compiles for speed, and starts more slowly.
             home: A directory that does not exist yet; a temporary one by default.
+            cache: The servers' jars; those of ``rollbridge up`` by default.
             wishes: What else :class:`~rollbridge_devcluster.state.Wishes` has.
         """
         super().__init__()
@@ -203,6 +205,7 @@ class ProcessCluster(EphemeralCluster):
             **wishes,
         )
         self._home = home
+        self._cache = cache or JarCache.default()
         self._cluster: DevCluster | None = None
         self._state: ClusterState | None = None
         self._reaper: Reaper | None = None
@@ -212,7 +215,7 @@ class ProcessCluster(EphemeralCluster):
             return self
         home = Home(self._home or Path(tempfile.mkdtemp(prefix="rollbridge-")))
         self._reaper = Reaper("home", str(home.path))
-        self._cluster = DevCluster(home, JarCache.default())
+        self._cluster = DevCluster(home, self._cache)
         try:
             self._state = self._start_servers(self._cluster, self._wishes)
         except BaseException as exc:

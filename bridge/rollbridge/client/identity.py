@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from typing import Final, Protocol
 
@@ -40,15 +41,18 @@ def find_cluster_id(settings: ConnectionSettings, timeout_s: float) -> str:
 
     Raises:
         KafkaUnavailableError: no broker answered in time, which is a second at least.
+        UnsupportedBrokerError: the cluster has no transactions v2.
     """
     try:
-        admin = TopicAdmin(
-            settings.bootstrap_servers,
-            security=settings.kafka,
-            client_id=settings.client_name,
-            timeout_s=max(timeout_s, 1.0),
-        )
-        return admin.cluster_id()
+        with closing(
+            TopicAdmin(
+                settings.bootstrap_servers,
+                security=settings.kafka,
+                client_id=settings.client_name,
+                timeout_s=max(timeout_s, 1.0),
+            )
+        ) as admin:
+            return admin.cluster_id()
     except KafkaUnavailableError as fault:
         raise KafkaUnavailableError(
             f"no Kafka broker answered at {settings.bootstrap_servers} within {timeout_s:.3g} s: is it running, and is "

@@ -27,6 +27,7 @@ from rollbridge.doctor.facts import (
 from rollbridge.doctor.gateways import gateways, producers
 from rollbridge.doctor.growth import growth
 from rollbridge.errors import InvalidNameError
+from rollbridge.kafka.connection import lacks
 from rollbridge.model import paths
 from rollbridge.model.access import ON_ADOPTED, coordinator_operations
 from rollbridge.model.changes import METADATA_UNREADABLE, SUSPENDED, TOPIC_GROWN, UNLED, WATCHED
@@ -162,7 +163,6 @@ def _listed(settings: Mapping[str, str]) -> str:
     return ",".join(f"{key}={value}" for key, value in settings.items())
 
 
-TRANSACTIONS_V2: Final = 2
 ALIKE_MAX: Final = 3
 """Findings of one kind that are shown each; of more, the first one and how many there are."""
 SLOW: Final = timedelta(minutes=1)
@@ -221,12 +221,10 @@ def cluster(facts: ClusterFacts) -> Iterator[Finding]:
             "use the right bootstrap_servers, or another zookeeper_root",
         )
     for broker in facts.brokers:
-        if broker.transaction_version < TRANSACTIONS_V2:
-            yield problem(
-                "transaction-version",
-                f"broker {broker.id} has transaction.version {broker.transaction_version}, {TRANSACTIONS_V2} is needed",
-                "kafka-features.sh --bootstrap-server ... upgrade --feature transaction.version=2",
-            )
+        lacking = lacks(broker.transaction_version, facts.bootstrap_servers, is_known=broker.knows_transactions_v2)
+        if lacking is not None:
+            what, remedy_ = lacking
+            yield problem("transaction-version", f"broker {broker.id} {what}", remedy_)
         if broker.config.get("auto.create.topics.enable") == "true":
             yield warning(
                 "auto-creation",

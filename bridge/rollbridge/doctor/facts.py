@@ -99,6 +99,7 @@ class BrokerFacts:
     id: int
     transaction_version: int
     config: Mapping[str, str]
+    knows_transactions_v2: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +398,7 @@ def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:
         logger.warning("the settings of broker %d cannot be looked at: %s", node, detail or code.name)
     elif code is not ErrorCode.none:
         raise refusal(code, f"describe broker {node}", f"broker {node}", detail)
-    return BrokerFacts(node, connection.transaction_version, configs[str(node)])
+    return BrokerFacts(node, connection.transaction_version, configs[str(node)], connection.knows_transactions_v2)
 
 
 DEFAULT_ENTITY: Final = "<default>"

@@ -20,6 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final, TypeVar, cast
 
 from kio.schema.api_versions.v3 import ApiVersionsRequest, ApiVersionsResponse
+from kio.schema.end_txn.v5 import EndTxnRequest
 from kio.schema.errors import ErrorCode
 from kio.schema.sasl_authenticate.v2 import SaslAuthenticateRequest, SaslAuthenticateResponse
 from kio.schema.sasl_handshake.v1 import SaslHandshakeRequest, SaslHandshakeResponse
@@ -59,6 +60,31 @@ def _software_version() -> str:
         return version("rollbridge")
     except PackageNotFoundError:
         return "0"
+
+
+TRANSACTION_VERSION: Final = "transaction.version"
+"""Kafka's name of the feature that transactions v2 are."""
+TRANSACTIONS_V2: Final = 2
+
+
+def lacks(version: int, address: str, *, is_known: bool) -> tuple[str, str] | None:
+    """Return what a cluster lacks for transactions v2, and what to do about it; None if it has them.
+
+    Args:
+        version: Its ``transaction.version``; 0 if it has none.
+        address: Of its brokers.
+        is_known: True if its brokers could have them.
+    """
+    if version >= TRANSACTIONS_V2:
+        return None
+    level = f"{TRANSACTION_VERSION}={TRANSACTIONS_V2}"
+    upgrade = f"kafka-features.sh --bootstrap-server {address} upgrade --feature {level}"
+    if not is_known:
+        return (
+            "is of a release before 4.0, which has no transactions v2 (KIP-890)",
+            f"upgrade all brokers to Kafka 4.0 or later, and then: {upgrade}",
+        )
+    return f"has {TRANSACTION_VERSION} {version}, and {TRANSACTIONS_V2} is needed (KIP-890)", upgrade
 
 
 class Connection:
@@ -249,6 +275,18 @@ class Connection:
                 "Kafka 4.0 or later is needed"
             )
 
+    @property
+    def knows_transactions_v2(self) -> bool:
+        """True if the broker is of a release with transactions v2, whether they are on or not."""
+        # Feature levels of which 0 is one are not among those that it says to support (KIP-584).
+        return self.api_versions.get(EndTxnRequest.__api_key__, (0, 0))[1] >= EndTxnRequest.__version__
+
+    def require_transactions_v2(self) -> None:
+        """Raise UnsupportedBrokerError unless the cluster has transactions v2, and say how it gets them."""
+        lacking = lacks(self.transaction_version, self.address, is_known=self.knows_transactions_v2)
+        if lacking is not None:
+            raise UnsupportedBrokerError(f"Kafka at {self.address} {lacking[0]}; nothing was written; {lacking[1]}")
+
     def _connect(self, host: str, port: int, security: Security, timeout_s: float) -> socket.socket:
         try:
             raw = socket.create_connection((host, port), timeout=timeout_s)
@@ -288,7 +326,7 @@ class Connection:
             )
         self.api_versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
         for feature in answer.finalized_features:
-            if feature.name == "transaction.version":
+            if feature.name == TRANSACTION_VERSION:
                 self.transaction_version = feature.max_version_level
 
     def _authenticate(self, security: Security) -> None:

@@ -36,7 +36,7 @@ from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, stamped_header
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.describe import DescribeTransactionsResponse
 from rollbridge.kafka.dispatch import LOOK_AGAIN_S
-from rollbridge.kafka.errors import Meaning, NotAuthorizedError, UnsupportedBrokerError
+from rollbridge.kafka.errors import Meaning, NotAuthorizedError
 from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType
 from rollbridge.kafka.produce import PRODUCE_KEY, PRODUCE_VERSION, produce_body, request_start
 from rollbridge.kafka.session import ProducerFields, ProduceSession
@@ -47,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_TRANSACTIONS_V2: Final = 2
 _BACKOFF_FIRST_S: Final = 0.002
 _BACKOFF_MAX_S: Final = 0.25
 # Markers take milliseconds, and a new leader waits for those of the old one.
@@ -144,11 +143,7 @@ class Coordination:
 
     def _init_producer_id(self, known: ProducerFields | None) -> ProducerFields:
         def attempt(connection: Connection) -> tuple[ErrorCode, ProducerFields]:
-            if connection.transaction_version < _TRANSACTIONS_V2:
-                raise UnsupportedBrokerError(
-                    f"the cluster of {connection.address} has transaction.version {connection.transaction_version}, "
-                    f"needed is {_TRANSACTIONS_V2}: bin/kafka-features.sh upgrade --feature transaction.version=2"
-                )
+            connection.require_transactions_v2()
             connection.require(EndTxnRequest.__api_key__, EndTxnRequest.__version__, "EndTxn")
             answer = connection.call(
                 InitProducerIdRequest(

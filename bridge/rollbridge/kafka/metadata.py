@@ -306,6 +306,12 @@ class Cluster:
         """Ask any broker that answers. The request may be sent more than once, so it must be safe to repeat."""
         return self._ask(request, response_type)
 
+    def require_transactions_v2(self) -> None:
+        """Raise UnsupportedBrokerError if the broker that was asked last says that the cluster has none."""
+        known = self._connections.get(None)
+        if known is not None:
+            known.require_transactions_v2()
+
     def metadata(self, topics: Iterable[str] | None, *, with_operations: bool = False) -> MetadataResponse:
         """Return any broker's answer to a Metadata request; topics that do not exist are not created.
 

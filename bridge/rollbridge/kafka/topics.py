@@ -247,10 +247,16 @@ class TopicAdmin:
         self._clusters.close()
 
     def cluster_id(self) -> str:
-        """Return the identity of the Kafka cluster, which never changes."""
+        """Return the identity of the Kafka cluster, which never changes.
+
+        Raises:
+            UnsupportedBrokerError: The cluster has no transactions v2.
+        """
         deadline = self._deadline()
         with self._cluster(deadline) as cluster:
-            return view_cluster(cluster, deadline.left()).cluster_id
+            found = view_cluster(cluster, deadline.left()).cluster_id
+            cluster.require_transactions_v2()
+            return found
 
     def create_topics(self, specs: Iterable[TopicSpec]) -> frozenset[str]:
         """Create topics and wait until brokers know them; return the names of those that did not exist before.

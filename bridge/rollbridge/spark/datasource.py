@@ -5,9 +5,13 @@ Imports are inside the methods, so that a job loads only the side, source or sin
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
 
+import pyspark
 from pyspark.sql.datasource import DataSource
+
+from rollbridge.errors import LocalEnvironmentError
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import (
@@ -17,6 +21,26 @@ if TYPE_CHECKING:
         DataSourceWriter,
     )
     from pyspark.sql.types import StructType
+
+
+OLDEST: Final = (4, 2)
+"""Oldest release of PySpark whose data sources can do what is needed here."""
+
+
+def _check_pyspark() -> None:
+    """Refuse a release of PySpark that lacks what the modules import, before they do.
+
+    Raises:
+        LocalEnvironmentError: it is too old.
+    """
+    found = tuple(map(int, re.findall(r"\d+", pyspark.__version__)[:2]))
+    if found < OLDEST:
+        needed = ".".join(map(str, OLDEST))
+        raise LocalEnvironmentError(
+            f"the formats rollbridge and rollbridge-transactions need PySpark {needed} or later, and this is "
+            f"{pyspark.__version__}, whose data sources lack what they use; nothing was read or written; install "
+            "rollbridge[spark], on the driver and on all workers"
+        )
 
 
 class RollbridgeSource(DataSource):  # type: ignore[misc]  # types are checked without PySpark
@@ -29,30 +53,35 @@ class RollbridgeSource(DataSource):  # type: ignore[misc]  # types are checked w
 
     def schema(self) -> StructType:
         """Return the columns that the options ask for, when the format is read."""
+        _check_pyspark()
         from rollbridge.spark import source
 
         return source.schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
+        _check_pyspark()
         from rollbridge.spark import source
 
         return source.batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query."""
+        _check_pyspark()
         from rollbridge.spark import source
 
         return source.stream_reader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a data frame, which writes it as one transaction."""
+        _check_pyspark()
         from rollbridge.spark import sink
 
         return sink.batch_writer(self.options, schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """Return the writer of a streaming query, which writes each micro-batch as one transaction."""
+        _check_pyspark()
         from rollbridge.spark import sink
 
         return sink.stream_writer(self.options, schema, overwrite=overwrite)
@@ -68,18 +97,21 @@ class RollbridgeTransactionsSource(DataSource):  # type: ignore[misc]  # types a
 
     def schema(self) -> StructType:
         """Return the columns of a transaction."""
+        _check_pyspark()
         from rollbridge.spark import transactions
 
         return transactions.schema(self.options)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch."""
+        _check_pyspark()
         from rollbridge.spark import transactions
 
         return transactions.batch_reader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query."""
+        _check_pyspark()
         from rollbridge.spark import transactions
 
         return transactions.stream_reader(self.options, schema)
