@@ -17,10 +17,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from rollbridge.errors import RollbridgeError
+from rollbridge.errors import LocalEnvironmentError, RollbridgeError
+from rollbridge.version import what_brings
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
-from rollbridge_devcluster.reaper import REAPERS, reap_when_orphaned
 from rollbridge_devcluster.state import KAFKA, ZOOKEEPER
 
 TOOLS: Final = {
@@ -52,28 +52,33 @@ def write_tools(directory: Path) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run one of them; returns the exit code."""
+    try:
+        return _run(arguments)
+    except ModuleNotFoundError as missing:
+        package = str(missing.name).partition(".")[0]
+        fault: RollbridgeError = LocalEnvironmentError(f"{package} is not installed; {what_brings('local')}")
+    except RollbridgeError as exc:
+        fault = exc
+    print(f"rollbridge: {fault}", file=sys.stderr)
+    return fault.exit_code
+
+
+def _run(arguments: Sequence[str]) -> int:
     match arguments:
         case ["prepare", *sets]:
-            try:
-                find_java()
-                JarCache.default().ensure(*(sets or (KAFKA, ZOOKEEPER)))
-            except RollbridgeError as exc:
-                print(f"rollbridge: {exc}", file=sys.stderr)
-                return exc.exit_code
+            find_java()
+            JarCache.default().ensure(*(sets or (KAFKA, ZOOKEEPER)))
             return 0
         case ["tools", directory]:
-            try:
-                write_tools(Path(directory))
-            except RollbridgeError as exc:
-                print(f"rollbridge: {exc}", file=sys.stderr)
-                return exc.exit_code
+            write_tools(Path(directory))
             return 0
         case ["reap", "stale"]:
             removed = import_module("rollbridge_devcluster.engine").remove_stale()
             print(f"removed {removed} containers, networks and volumes of processes that are gone")
             return 0
-        case ["reap", kind, name] if kind in REAPERS:
-            reap_when_orphaned(kind, name)
+        case ["reap", "home" | "session" as kind, name]:
+            # By name, for it needs psutil, which is there with the extra `local` only.
+            import_module("rollbridge_devcluster.reaper").reap_when_orphaned(kind, name)
             return 0
         case _:
             print(__doc__, file=sys.stderr)

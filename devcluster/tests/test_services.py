@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -33,6 +36,29 @@ def test_a_gateway_whose_package_is_missing_says_what_to_install(monkeypatch: py
     monkeypatch.setitem(sys.modules, "rollbridge_gateway", None)
     with pytest.raises(LocalEnvironmentError, match=r"rollbridge_gateway is not installed.*pip install .*\[gateway\]"):
         require_gateway()
+
+
+@pytest.mark.parametrize(
+    ("missing", "arguments"),
+    [("psutil", ["reap", "home", "/nowhere"]), ("jgo", ["tools", "kafka"])],
+)
+def test_a_package_that_is_missing_is_named_without_a_traceback(
+    missing: str, arguments: list[str], tmp_path: Path
+) -> None:
+    hide = f"import sys; sys.modules[{missing!r}] = None; sys.argv[1:] = {arguments!r}; import runpy; "
+    run = "runpy.run_module('rollbridge_devcluster', run_name='__main__')"
+    done = subprocess.run(
+        [sys.executable, "-c", hide + run],
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == LocalEnvironmentError.exit_code, done.stderr
+    assert re.fullmatch(
+        rf"(Fetching .*\n)?rollbridge: {missing} is not installed; pip install .*\[local\].*\n", done.stderr
+    )
 
 
 def test_a_gateway_that_has_lost_its_port_is_known_by_its_words(tmp_path: Path) -> None:
