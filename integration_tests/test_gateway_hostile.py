@@ -19,6 +19,7 @@ import psutil
 import pytest
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
+from kio.schema.errors import ErrorCode
 
 import rollbridge
 from gateway.tests.mutations import captures, mutated
@@ -32,6 +33,8 @@ from integration_tests.test_gateway_librdkafka import producer_of, topic_of, val
 from rollbridge.model.names import StreamName
 from rollbridge_gateway import wire
 from rollbridge_gateway.cluster import Gateway, chosen
+from rollbridge_gateway.shell.handlers import LISTING_BYTES_MAX
+from rollbridge_gateway.shell.listing import IDS_MAX
 from rollbridge_gateway.versions import Api
 
 logger = logging.getLogger(__name__)
@@ -284,6 +287,41 @@ def test_clients_that_hold_the_gateway_up_are_closed_and_others_go_on(
             send_for_ever(deaf, versions)
         beside.await_more()
     assert values(site.committed(ledger)) == Counter(f"{number}".encode() for number in range(beside.committed))
+
+
+def test_many_large_listings_hold_up_nobody_and_end_with_their_clients(
+    site: Site, servers: Servers, orders: str, tmp_path: Path, unique_name: Callable[[str], str]
+) -> None:
+    """The ids of 70 requests are those of 1.4 million; what producers do needs the same few threads and ZooKeeper."""
+    names = [f"nobody-has-used-this-{number}" for number in range(20_000)]
+    request = wire.framed(wire.write_request(Api.DESCRIBE_TRANSACTIONS, 0, 1, "lister", {"transactional_ids": names}))
+    with GatewayProcess(servers, unique_name("listing"), tmp_path, ["--workers=4"]) as listing, ExitStack() as stack:
+        for _ in range(70):
+            connection = socket.create_connection(("127.0.0.1", listing.port), ANSWER_S)
+            stack.enter_context(connection).sendall(request)
+        check_alive(site, listing, orders, unique_name("beside"))
+        assert psutil.Process(listing.pid).memory_info().rss < RSS_MAX
+        stack.close()
+        [answer] = answers(listing, request, 1)
+        codes = [item.error_code for item in wire.read_answer(answer, Api.DESCRIBE_TRANSACTIONS, 0).transaction_states]
+        assert Counter(codes) == {
+            ErrorCode.transactional_id_not_found: IDS_MAX,
+            ErrorCode.coordinator_load_in_progress: len(names) - IDS_MAX,
+        }, "the rest is to be asked for again, as Java's admin client does"
+        assert "taken for dead" not in listing.log.read_text(errors="replace")
+
+
+def answers(gateway: GatewayProcess, data: bytes, count: int) -> list[bytes]:
+    """Send requests, and return so many answers without their lengths."""
+    with socket.create_connection(("127.0.0.1", gateway.port), ANSWER_S) as connection:
+        connection.sendall(data)
+        with connection.makefile("rb") as said:
+            return [said.read(int.from_bytes(said.read(4), "big")) for _ in range(count)]
+
+
+def test_a_listing_that_is_too_large_closes_its_connection(gateway: GatewayProcess) -> None:
+    values = {"transactional_ids": ["x" * 1_000] * (LISTING_BYTES_MAX // 1_000 + 1)}
+    assert exchange(gateway, wire.framed(wire.write_request(Api.DESCRIBE_TRANSACTIONS, 0, 1, "lister", values))) == b""
 
 
 def test_one_address_cannot_fill_a_gateway_and_who_says_nothing_leaves_soon(

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.model import paths
 from rollbridge.model.gateways import GatewayRecord, Holder
@@ -27,11 +28,15 @@ ENTRY = Entry(ID, Pair(1 << 62, 0), 60_000)
 class Member:
     """A gateway's side of the register, and what it was told to let go of."""
 
-    def __init__(self, cluster: AnyCluster, root: str, name: str, sure_s: float) -> None:
-        self.session = ZooKeeperSession(cluster.zookeeper, root=root, session_timeout_s=SESSION_S, name=name)
+    def __init__(self, cluster: AnyCluster, root: str, name: str, sure_s: float, zookeeper: str = "") -> None:
+        self.session, self.lease = (
+            ZooKeeperSession(servers, root=root, session_timeout_s=SESSION_S, name=name)
+            for servers in (zookeeper or cluster.zookeeper, cluster.zookeeper)
+        )
         self.session.start(PATIENCE_S)
+        self.lease.start(PATIENCE_S)
         self.lost: list[str] = []
-        self.register = Register(self.session, name, 2 * sure_s, self.lost.append)
+        self.register = Register(self.session, self.lease, name, 2 * sure_s, self.lost.append)
         self.register.turn()
         self.register.announce(GatewayRecord(name=name, host="host", port=1))
         self._ending = threading.Event()
@@ -51,6 +56,7 @@ class Member:
     def close(self) -> None:
         self.stand_still()
         self.session.close()
+        self.lease.close()
 
     def _live(self) -> None:
         while not self._ending.wait(self.register.turn_s):
@@ -66,8 +72,8 @@ def member(cluster: AnyCluster, unique_name: Callable[[str], str]) -> Iterator[M
     root = f"/{unique_name('register')}"
     with ExitStack() as stack:
 
-        def make(name: str, sure_s: float = 60.0) -> Member:
-            made = Member(cluster, root, name, sure_s)
+        def make(name: str, sure_s: float = 60.0, zookeeper: str = "") -> Member:
+            made = Member(cluster, root, name, sure_s, zookeeper)
             stack.callback(made.close)
             return made
 
@@ -118,6 +124,26 @@ def test_a_gateway_that_lives_keeps_what_it_does_not_let_go_of(member: Make, mon
     with pytest.raises(NotHeldError, match="has not let go"):
         other.register.hold(ID)
     assert holder.lost == [ID]
+
+
+def test_a_lease_is_renewed_whatever_the_other_session_waits_for(cluster: AnyCluster, member: Make) -> None:
+    with Link(cluster.zookeeper) as link:
+        one, other = member("one", zookeeper=link.address), member("other")
+        one.register.hold(ID)
+        [path] = [
+            f"{paths.GATEWAY_LEASES}/{life}"
+            for life in other.lease.children(paths.GATEWAY_LEASES)
+            if other.lease.get(f"{paths.GATEWAY_LEASES}/{life}").value == b"one"  # type: ignore[union-attr]
+        ]
+        link.cut()
+        before = other.lease.get(path)
+        one.register.confirm()
+        after = other.lease.get(path)
+        assert before is not None
+        assert after is not None
+        assert after.version == before.version + 1
+        assert one.register.is_sure(ID)
+        link.heal()
 
 
 def test_ids_of_a_session_that_has_ended_are_free_at_once(member: Make) -> None:

@@ -14,13 +14,16 @@ from dataclasses import fields
 from functools import cache
 from typing import Any, Final, NamedTuple
 
-from kio.serial._introspect import EntityTupleField, classify_field, is_optional
+from kio.serial._introspect import EntityField, EntityTupleField, classify_field, is_optional
 
 _SIZES: Final = {"bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "timedelta_i32": 4, "uuid": 16}
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _STRING: Final = "string"
 _RECORDS: Final = "records"
+_OPTIONAL: Final = "optional entity"
+_NULL: Final = 0xFF
+"""Byte in place of an optional entity that is not there."""
 
 
 RawMessage = bytes | bytearray
@@ -55,6 +58,8 @@ def _plan(kind: Any) -> tuple[_Field, ...]:
         word = str(field.metadata.get("kafka_type", ""))
         if isinstance(form, EntityTupleField):
             found.append(_Field(True, 0, "", form.type_, is_optional(field)))
+        elif isinstance(form, EntityField) and is_optional(field):
+            found.append(_Field(False, 0, _OPTIONAL, form.type_, True))
         elif word in _SIZES:
             found.append(_Field(form.is_array, _SIZES[word], word, None, is_optional(field)))
         elif word in (_STRING, _RECORDS):
@@ -96,6 +101,10 @@ def check_bounds(data: RawMessage, place: int, kind: Any) -> int:
 
 
 def _one(data: RawMessage, place: int, field: _Field, *, flexible: bool) -> int:
+    if field.kind == _OPTIONAL:
+        if data[place] == _NULL:
+            return place + 1
+        place += 1
     if field.entity is not None:
         return check_bounds(data, place, field.entity)
     if field.size:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -38,6 +38,8 @@ from kio.static.primitive import i32
 from rollbridge.model.gateways import GATEWAYS_FROM
 
 _GATEWAY_IDS: Final = 1_000_000_000
+_DIGITS: Final = 10
+"""Of a gateway's id."""
 _TOPIC_IDS: Final = uuid.UUID("6f1f1d2e-3a1b-5c7d-9e2f-70b1c8d4a6e5")
 
 
@@ -142,6 +144,23 @@ class View:
             return replace(answer, brokers=tuple(gateways), topics=tuple(map(_without_leaders, topics)))
         return replace(answer, brokers=(*brokers, *gateways), topics=tuple(topics))
 
+    def describe_topics(
+        self,
+        answer: Any,
+        brokers: Collection[int],
+        asked: Collection[str],
+        denied: Mapping[str, ErrorCode] = MappingProxyType({}),
+    ) -> Any:
+        """Return a broker's answer to DescribeTopicPartitions with virtual topics behind its own.
+
+        Args:
+            answer: The answer.
+            brokers: Ids of the brokers.
+            asked: Virtual topics that are described in it.
+            denied: Those that the client is not told of, and why.
+        """
+        return replace(answer, topics=(*answer.topics, *self._wanted(type(answer), asked, brokers, denied)))
+
     def _topics(
         self, answer: Any, brokers: Sequence[int], asked: Iterable[Any] | None, denied: Mapping[str, ErrorCode]
     ) -> list[Any]:
@@ -152,16 +171,16 @@ class View:
             wanted = sorted(set(self.virtual).difference(denied))
         else:
             wanted = [str(item.name) for item in asked if item.name is not None and str(item.name) in self.virtual]
-        kind = _nested(type(answer), "topics")
-        return [
-            *known,
-            *(
-                _denied(kind, name, denied[name]) if name in denied else self._virtual(kind, name, brokers)
-                for name in wanted
-            ),
-        ]
+        return [*known, *self._wanted(type(answer), wanted, brokers, denied)]
 
-    def _virtual(self, kind: type[Any], name: str, brokers: Sequence[int]) -> Any:
+    def _wanted(
+        self, answer: type[Any], wanted: Iterable[str], brokers: Collection[int], denied: Mapping[str, ErrorCode]
+    ) -> Iterator[Any]:
+        kind = _nested(answer, "topics")
+        for name in wanted:
+            yield _denied(kind, name, denied[name]) if name in denied else self._virtual(kind, name, brokers)
+
+    def _virtual(self, kind: type[Any], name: str, brokers: Iterable[int]) -> Any:
         leader = BrokerId(chosen_broker(name, brokers))
         part = _nested(kind, "partitions")
         partitions = tuple(
@@ -173,6 +192,8 @@ class View:
                 leader_epoch=i32(0),
                 replica_nodes=(leader,),
                 isr_nodes=(leader,),
+                eligible_leader_replicas=(),
+                last_known_elr=(),
                 offline_replicas=(),
             )
             for index in range(self.virtual[name])
@@ -209,6 +230,11 @@ class View:
             return item
         host, port = self.address(client_id, broker)
         return replace(item, host=host, port=i32(port))
+
+
+def is_gateway(broker: str) -> bool:
+    """Return whether the id of a broker, as names of resources have it, is that of a gateway."""
+    return broker.isdecimal() and len(broker) == _DIGITS and int(broker) >= GATEWAYS_FROM
 
 
 def topic_id(name: str) -> uuid.UUID:

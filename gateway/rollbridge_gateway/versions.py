@@ -3,8 +3,8 @@
 An API is in one of three rooms:
 
 * ``OWN``: answered here. Transactions are ours; brokers never hear of them.
-* ``REWRITTEN``: asked of a broker, whose answer has addresses of brokers in it. Those become the gateway's, which also
-  lists itself: what clients collect from all brokers they know of is not told twice.
+* ``REWRITTEN``: asked of a broker, whose answer has addresses of brokers in it, or says nothing of streams. Addresses
+  become the gateway's, which also lists itself: what clients collect from all brokers they know of is not told twice.
 * ``RELAYED``: bytes to a broker and back. Nothing is decoded, so any content passes.
 
 What is in none of them is not advertised, and a client that sends it all the same is disconnected, as by a broker. A
@@ -38,21 +38,31 @@ class Api(IntEnum):
 
     PRODUCE = 0
     FETCH = 1
+    LIST_OFFSETS = 2
     METADATA = 3
     FIND_COORDINATOR = 10
     LIST_GROUPS = 16
     SASL_HANDSHAKE = 17
     API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
     INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
     ADD_PARTITIONS_TO_TXN = 24
     ADD_OFFSETS_TO_TXN = 25
     END_TXN = 26
     TXN_OFFSET_COMMIT = 28
+    DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
     SASL_AUTHENTICATE = 36
+    CREATE_PARTITIONS = 37
+    INCREMENTAL_ALTER_CONFIGS = 44
     DESCRIBE_CLUSTER = 60
     DESCRIBE_PRODUCERS = 61
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
+    DESCRIBE_TOPIC_PARTITIONS = 75
 
 
 class Served(NamedTuple):
@@ -81,6 +91,10 @@ def _relayed(high: int, why: str = "bytes") -> Served:
     return Served(Handling.RELAYED, 0, high, why)
 
 
+def _about_streams(low: int, high: int) -> Served:
+    return Served(Handling.REWRITTEN, low, high, "names topics, and streams have names of topics")
+
+
 TABLE: Final[Mapping[int, Served]] = {
     Api.PRODUCE: Served(Handling.OWN, 0, 12, "v12 is transactions v2; v13 names topics by id"),
     Api.METADATA: Served(Handling.REWRITTEN, 0, 13, "v13 has an error for all of it, of which no broker makes use"),
@@ -96,12 +110,21 @@ TABLE: Final[Mapping[int, Served]] = {
     Api.DESCRIBE_PRODUCERS: Served(Handling.OWN, 0, 0, "open transactions of ours, beside those of the broker"),
     Api.DESCRIBE_TRANSACTIONS: Served(Handling.OWN, 0, 0, "of transactional ids of ours"),
     Api.LIST_TRANSACTIONS: Served(Handling.OWN, 0, 1, "v2 has a pattern of ids"),
+    Api.DESCRIBE_TOPIC_PARTITIONS: _about_streams(0, 0),
+    Api.LIST_OFFSETS: _about_streams(1, 11),
+    Api.OFFSET_FOR_LEADER_EPOCH: _about_streams(2, 4),
+    Api.DESCRIBE_CONFIGS: _about_streams(1, 4),
+    Api.ALTER_CONFIGS: _about_streams(0, 2),
+    Api.INCREMENTAL_ALTER_CONFIGS: _about_streams(0, 1),
+    Api.CREATE_TOPICS: _about_streams(2, 7),
+    Api.DELETE_TOPICS: _about_streams(1, 6),
+    Api.CREATE_PARTITIONS: _about_streams(0, 3),
+    Api.DESCRIBE_LOG_DIRS: Served(Handling.REWRITTEN, 1, 4, "none at the first port, likewise"),
     Api.SASL_HANDSHAKE: Served(
         Handling.RELAYED, 1, 1, "the broker decides; v0 is followed by bytes that are no requests"
     ),
     Api.SASL_AUTHENTICATE: _relayed(2, "the broker decides"),
     Api.FETCH: _relayed(15, "v16 may name addresses (KIP-951)"),
-    2: _relayed(11),  # ListOffsets
     8: _relayed(9, "v10 names topics by id"),  # OffsetCommit
     9: _relayed(9, "v10 names topics by id"),  # OffsetFetch
     11: _relayed(9),  # JoinGroup
@@ -109,25 +132,17 @@ TABLE: Final[Mapping[int, Served]] = {
     13: _relayed(5),  # LeaveGroup
     14: _relayed(5),  # SyncGroup
     15: _relayed(6),  # DescribeGroups
-    19: _relayed(7),  # CreateTopics
-    20: _relayed(6),  # DeleteTopics
     21: _relayed(2),  # DeleteRecords
-    23: _relayed(4),  # OffsetForLeaderEpoch
     29: _relayed(3),  # DescribeAcls
     30: _relayed(3),  # CreateAcls
     31: _relayed(3),  # DeleteAcls
-    32: _relayed(4),  # DescribeConfigs
-    33: _relayed(2),  # AlterConfigs
     34: _relayed(2),  # AlterReplicaLogDirs
-    35: _relayed(4),  # DescribeLogDirs
-    37: _relayed(3),  # CreatePartitions
     38: _relayed(3),  # CreateDelegationToken
     39: _relayed(2),  # RenewDelegationToken
     40: _relayed(2),  # ExpireDelegationToken
     41: _relayed(3),  # DescribeDelegationToken
     42: _relayed(2),  # DeleteGroups
     43: _relayed(2),  # ElectLeaders
-    44: _relayed(1),  # IncrementalAlterConfigs
     45: _relayed(1),  # AlterPartitionReassignments
     46: _relayed(0),  # ListPartitionReassignments
     47: _relayed(0),  # OffsetDelete
@@ -140,7 +155,6 @@ TABLE: Final[Mapping[int, Served]] = {
     68: _relayed(1),  # ConsumerGroupHeartbeat
     69: _relayed(1),  # ConsumerGroupDescribe
     74: _relayed(1),  # ListConfigResources
-    75: _relayed(0),  # DescribeTopicPartitions: ids of brokers, no addresses
 }
 
 TRANSACTION_VERSION: Final = "transaction.version"

@@ -51,21 +51,29 @@ def run(settings: GatewaySettings, ready: Callable[[str], None] = lambda line: N
     """
     settings.tls_context()  # what is wrong with its files is told before anything is opened
     settings.check_certificate(datetime.now(UTC))
-    session = ZooKeeperSession(
-        settings.connection.zookeeper,
-        root=settings.connection.zookeeper_root,
-        session_timeout_s=settings.session_timeout_s,
-        name=settings.name,
-        security=settings.connection.zookeeper_security,
+    session, lease = (
+        ZooKeeperSession(
+            settings.connection.zookeeper,
+            root=settings.connection.zookeeper_root,
+            session_timeout_s=settings.session_timeout_s,
+            name=name,
+            security=settings.connection.zookeeper_security,
+        )
+        for name in (settings.name, f"{settings.name}, lease")
     )
-    session.start(START_S)
     gc.freeze()  # what was imported stays
     gc.set_threshold(*_GARBAGE)
-    try:
-        with connected(settings) as bridge, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_serve(settings, bridge, session, ready))
-    finally:
-        session.close()
+    with ExitStack() as closing:
+        for item in (session, lease):
+            closing.callback(item.close)
+            item.start(START_S)
+        bridge = closing.enter_context(connected(settings))
+        runner = closing.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
+
+        def register(lost: Callable[[str], None]) -> Register:
+            return Register(session, lease, settings.name, settings.session_timeout_s, lost)
+
+        runner.run(_serve(settings, bridge, register, ready))
 
 
 def connected(settings: GatewaySettings) -> Bridge:
@@ -85,13 +93,16 @@ def connected(settings: GatewaySettings) -> Bridge:
 
 
 async def _serve(
-    settings: GatewaySettings, bridge: Bridge, session: ZooKeeperSession, ready: Callable[[str], None]
+    settings: GatewaySettings,
+    bridge: Bridge,
+    register: Callable[[Callable[[str], None]], Register],
+    ready: Callable[[str], None],
 ) -> None:
     stopping, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     loop.set_exception_handler(_tell_unhandled)
-    server = Server(settings, bridge, lambda lost: Register(session, settings.name, settings.session_timeout_s, lost))
+    server = Server(settings, bridge, register)
     with ExitStack() as serving:
         asked = FromLoop(loop, server)
         if settings.metrics:

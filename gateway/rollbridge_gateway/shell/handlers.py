@@ -8,24 +8,26 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 
 from rollbridge_gateway import wire
 from rollbridge_gateway.bounds import MalformedError, RawMessage
-from rollbridge_gateway.cluster import View
+from rollbridge_gateway.cluster import View, is_gateway
 from rollbridge_gateway.departures import ToldDepartures
 from rollbridge_gateway.logins import Login
+from rollbridge_gateway.named import BROKER_RESOURCE, NAMINGS, Naming
 from rollbridge_gateway.pace import Closing
 from rollbridge_gateway.shell.access import DESCRIBE, READ, Rights
 from rollbridge_gateway.shell.connection import Line
 from rollbridge_gateway.shell.listing import (
+    asked_of,
     describe_transactions,
     described_of,
     list_transactions,
@@ -56,7 +58,14 @@ STRANGER_BYTES_MAX: Final = 64 << 10
 """Largest request of a client that has not authenticated itself: bytes that are announced take the room of others."""
 _BEFORE_LOGIN: Final = frozenset((Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE))
 
+_LISTINGS: Final = frozenset((Api.DESCRIBE_PRODUCERS, Api.DESCRIBE_TRANSACTIONS, Api.LIST_TRANSACTIONS))
+LISTING_BYTES_MAX: Final = 1 << 20
+"""Largest request for a listing: some 50,000 ids."""
+
 _NO_TIME: Final = timedelta(0)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 Handler = Callable[[RawMessage, Head], Awaitable[RawMessage | None]]
 
@@ -92,6 +101,10 @@ class ClientConnection:
             Api.DESCRIBE_PRODUCERS: self._describe_producers,
             Api.DESCRIBE_TRANSACTIONS: self._describe_transactions,
             Api.LIST_TRANSACTIONS: self._list_transactions,
+            Api.DESCRIBE_LOG_DIRS: self._describe_log_dirs,
+            Api.DESCRIBE_TOPIC_PARTITIONS: self._describe_topics,
+            **dict.fromkeys(NAMINGS, self._about_topics),
+            Api.DESCRIBE_CONFIGS: self._describe_configs,
         }
 
     async def dispatch(self, data: RawMessage, head: Head) -> Awaitable[RawMessage | None]:
@@ -101,6 +114,8 @@ class ClientConnection:
         room = room_of(head.key, head.version)
         if room is None:
             raise MalformedError(f"API {head.key}, version {head.version}, is not offered")
+        if head.key in _LISTINGS and len(data) > LISTING_BYTES_MAX:
+            raise MalformedError(f"API {head.key}, {len(data)} bytes: {LISTING_BYTES_MAX} are the most for a listing")
         if head.key == Api.SASL_HANDSHAKE and self.server.needs_login:
             await self._begin_login()
         elif self.login.is_over(time.monotonic()):
@@ -334,41 +349,118 @@ class ClientConnection:
             return wire.write_answer(head.key, head.version, head.correlation, {"groups": ()})
         return await (await self.relay(data))
 
+    async def _describe_log_dirs(self, data: RawMessage, head: Head) -> RawMessage:
+        if self.broker is None:
+            wire.read_body(data, head)
+            return wire.write_answer(head.key, head.version, head.correlation, {})
+        return await (await self.relay(data))
+
+    # What names topics
+
+    async def _describe_topics(self, data: RawMessage, head: Head) -> RawMessage:
+        body = wire.read_body(data, head)
+        view = await self._view()
+        theirs = tuple(item for item in body.topics if str(item.name) not in view.virtual)
+        if body.topics:
+            first = "" if body.cursor is None else str(body.cursor.topic_name)
+            asked = {str(item.name) for item in body.topics if str(item.name) in view.virtual and item.name >= first}
+        else:
+            asked = set() if body.cursor else set(view.virtual)  # all are asked for: with the first of the answers
+        if not asked and len(theirs) == len(body.topics):
+            return await (await self.relay(data))
+        answer = await self._answer_about(head, replace(body, topics=theirs), is_asked=bool(theirs or not body.topics))
+        denied = await self._hidden(asked)
+        if not body.topics:
+            asked -= denied.keys()
+        told = view.describe_topics(answer, self.server.brokers.addresses, sorted(asked), denied)
+        return wire.write_entity(told, head.correlation)
+
+    async def _about_topics(self, data: RawMessage, head: Head) -> RawMessage:
+        """Answer for streams, and have the broker answer for the rest."""
+        body, naming, view = wire.read_body(data, head), NAMINGS[head.key], await self._view()
+        theirs, ours = naming.split(body, view.virtual)
+        if not ours:
+            return await (await self.relay(data))
+        answer = await self._answer_about(head, replace(body, **{naming.field(body): theirs}), is_asked=bool(theirs))
+        denied = await self._hidden(ours)
+        told = [
+            naming.answer(name, entry, view.virtual[name], denied.get(name, ErrorCode.none))
+            for name, entry in ours.items()
+        ]
+        return self._with_answers(answer, naming, told, head)
+
+    async def _describe_configs(self, data: RawMessage, head: Head) -> RawMessage:
+        """Tell the settings of a stream's buffer for those of the stream; gateways have no settings of Kafka's."""
+        body, naming, view = wire.read_body(data, head), NAMINGS[head.key], await self._view()
+        theirs, ours = naming.split(body, view.virtual)
+        gateways = [item for item in theirs if item.resource_type == BROKER_RESOURCE and is_gateway(item.resource_name)]
+        if not ours and not gateways:
+            return await (await self.relay(data))
+        theirs = tuple(item for item in theirs if item not in gateways)
+        answer = await self._answer_about(head, replace(body, resources=theirs), is_asked=bool(theirs))
+        streams = {self.server.topics.known.buffers.get(name, name): name for name in ours}
+        buffers = tuple(replace(ours[name], resource_name=buffer) for buffer, name in streams.items())
+        found = await self._answer_about(head, replace(body, resources=buffers), is_asked=bool(buffers))
+        answer = replace(
+            answer,
+            results=(
+                *answer.results,
+                *(replace(item, resource_name=streams[item.resource_name]) for item in found.results),
+            ),
+        )
+        told = [{"resource_type": BROKER_RESOURCE, "resource_name": item.resource_name} for item in gateways]
+        return self._with_answers(answer, naming, told, head)
+
+    async def _answer_about(self, head: Head, body: Any, *, is_asked: bool) -> Any:
+        """Return what the broker answers to a request with another body; an empty answer if it is not asked."""
+        if not is_asked:
+            return wire.build(wire.schema(head.key, head.version, EntityType.response), {})
+        return wire.read_answer(await (await self.relay(wire.with_body(head, body))), head.key, head.version)
+
+    @staticmethod
+    def _with_answers(answer: Any, naming: Naming, told: Sequence[Mapping[str, Any]], head: Head) -> bytes:
+        made = wire.build(type(answer), {naming.answered: told})
+        both = (*getattr(answer, naming.answered), *getattr(made, naming.answered))
+        return wire.write_entity(replace(answer, **{naming.answered: both}), head.correlation)
+
     # What lists transactions
 
     async def _list_transactions(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
         answer = await (await self.relay(data)) if self.broker is not None else b""
         theirs = wire.read_answer(answer, head.key, head.version) if answer else None
-        listed = await self.server.blocking(listed_at, self.server, self.broker, body)
+        listed = await self._listed(listed_at, self.server, self.broker, body)
         allowed = await self._access.describable(item.transactional_id for item in listed)
         ours = [item for item in listed if item.transactional_id in allowed]
         return wire.write_answer(head.key, head.version, head.correlation, list_transactions(body, theirs, ours))
 
     async def _describe_transactions(self, data: RawMessage, head: Head) -> RawMessage:
-        body = wire.read_body(data, head)
-        names = [str(name) for name in body.transactional_ids]
+        names = await self._listed(asked_of, data, head)
         allowed = await self._access.describable(names)
-        found = await self.server.blocking(described_of, self.server, [name for name in names if name in allowed])
-        known = self.server.topics.known
+        found = await self._listed(described_of, self.server, [name for name in names if name in allowed])
+        view, known = self.server.view(), self.server.topics.known
         topics = {topic for item in found.values() for topic in item.topics}
-        places = {topic: known.buffers.get(topic, topic) if topic in known.virtual else topic for topic in topics}
+        places = {topic: known.buffers.get(topic, topic) if topic in view.virtual else topic for topic in topics}
         hidden = await self._access.without(DESCRIBE, places.values())
         shown = {topic for topic, place in places.items() if place not in hidden}
-        return wire.write_entity(describe_transactions(names, found, shown), head.correlation)
+        partitions = {topic: view.virtual[topic] for topic in shown & view.virtual.keys()}
+        if adopted := [{"name": topic} for topic in shown - partitions.keys()]:
+            asked = {"topics": adopted, "allow_auto_topic_creation": False}
+            answer = await (await self.upstream()).ask(Api.METADATA, 4, None, asked)
+            partitions |= {str(item.name): len(item.partitions) for item in answer.topics}
+        return await self._listed(describe_transactions, data, head, found, partitions)
+
+    async def _listed(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.server.listers.run(lambda: self._transacting.has_left, work, *args, **kwargs)
 
     async def _describe_producers(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
         view = await self._view()
         theirs = tuple(item for item in body.topics if str(item.name) not in view.virtual)
-        answered: Any = wire.build(wire.schema(head.key, head.version, EntityType.response), {})
-        if theirs:
-            request = wire.with_body(head, replace(body, topics=theirs))
-            answered = wire.read_answer(await (await self.relay(request)), head.key, head.version)
+        answered = await self._answer_about(head, replace(body, topics=theirs), is_asked=bool(theirs))
         asked = {str(item.name) for item in body.topics if str(item.name) in view.virtual}
         denied = await self._hidden(asked, READ)
-        values = await self.server.blocking(with_producers, self.server, body, answered, asked - denied.keys(), denied)
-        return wire.write_entity(values, head.correlation)
+        return await self._listed(with_producers, self.server, body, answered, asked - denied.keys(), denied, head)
 
 
 def _no_coordinator(key: str, code: ErrorCode) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """Answers about open transactions: those of every gateway, as leaders have put them on record, beside the brokers' own.
 
 A transaction is on record once it has been open for about half a second. Each is listed at one broker's port, so that
-who asks all brokers hears of it once, and described at all of them.
+who asks all brokers hears of it once, and described at all of them. A request is answered for so many ids and producers
+at most; of the rest it is said, in words of brokers, that it is to be asked for again, as Java's admin client does.
 
 Source: KIP-664; ``kafka-transactions.sh`` and Flink's ``TransactionAbortStrategyImpl`` ask these.
 """
@@ -22,12 +23,18 @@ from kio.static.primitive import i32, i64
 from rollbridge.errors import NothingServedError
 from rollbridge.model.records import TransactionRecord
 from rollbridge_gateway import wire
+from rollbridge_gateway.bounds import RawMessage
 from rollbridge_gateway.cluster import chosen_broker
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.identity import TRANSACTIONAL_ID_BYTES_MAX, Pair, client_name, pair_of, transactional_id
 from rollbridge_gateway.shell.parts import Services
 from rollbridge_gateway.versions import Api
+from rollbridge_gateway.wire import Head
 
+IDS_MAX: Final = 1_000
+"""Most transactional ids that one request has described."""
+PRODUCERS_MAX: Final = 100_000
+"""Most producers of ours in one answer: each is told of at all partitions that are asked for."""
 ONGOING: Final = "Ongoing"
 EMPTY: Final = "Empty"
 _STATES: Final = frozenset(
@@ -139,27 +146,40 @@ def described_of(server: Services, names: Sequence[str]) -> dict[str, Described]
     return found
 
 
-def describe_transactions(names: Sequence[str], found: Mapping[str, Described], shown: Collection[str]) -> Any:
+def asked_of(data: RawMessage, head: Head) -> list[str]:
+    """Return the transactional ids that a request has described: the first ones of many."""
+    return [str(name) for name in wire.read_body(data, head).transactional_ids[:IDS_MAX]]
+
+
+def describe_transactions(
+    data: RawMessage, head: Head, found: Mapping[str, Described], partitions: Mapping[str, int]
+) -> bytes:
     """Return the answer to DescribeTransactions, about ids of ours: a gateway is named as the coordinator of all.
 
     Args:
-        names: The ids that were asked for.
-        found: Those of which the client may know.
-        shown: Topics of which it may know.
+        data: The request.
+        head: Its head.
+        found: Ids of which the client may know.
+        partitions: Topics of which it may know, and the number of their partitions: see :func:`with_producers`.
     """
-    kind = wire.schema(Api.DESCRIBE_TRANSACTIONS, 0, EntityType.response)
-    return wire.build(kind, {"transaction_states": [_described(name, found.get(name), shown) for name in names]})
+    places = {topic: {"topic": topic, "partitions": range(count)} for topic, count in partitions.items()}
+    states = [
+        _described(str(name), found.get(str(name)), places)
+        if number < IDS_MAX
+        else _undescribed(str(name), ErrorCode.coordinator_load_in_progress)
+        for number, name in enumerate(wire.read_body(data, head).transactional_ids)
+    ]
+    return wire.write_answer(head.key, head.version, head.correlation, {"transaction_states": states})
 
 
-def _described(name: str, found: Described | None, shown: Collection[str]) -> dict[str, Any]:
+def _undescribed(name: str, code: ErrorCode) -> dict[str, Any]:
     # kio declares the start as a time, so what has none gets the first one there is; Kafka says -1.
-    start = datetime.fromtimestamp(0, UTC)
+    return {"error_code": code, "transactional_id": name, "transaction_start_time": datetime.fromtimestamp(0, UTC)}
+
+
+def _described(name: str, found: Described | None, places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     if found is None:
-        return {
-            "error_code": ErrorCode.transactional_id_authorization_failed,
-            "transactional_id": name,
-            "transaction_start_time": start,
-        }
+        return _undescribed(name, ErrorCode.transactional_id_authorization_failed)
     item, entry = found.item, found.entry
     if item is not None:
         return {
@@ -170,26 +190,22 @@ def _described(name: str, found: Described | None, shown: Collection[str]) -> di
             "transaction_start_time": datetime.fromtimestamp(item.record.begun_ms / 1000, UTC),
             "producer_id": item.pair.producer_id,
             "producer_epoch": item.pair.epoch,
-            "topics": [{"topic": topic} for topic in found.topics if topic in shown],
+            "topics": [places[topic] for topic in found.topics if topic in places],
         }
     if entry is None:
-        return {
-            "error_code": ErrorCode.transactional_id_not_found,
-            "transactional_id": name,
-            "transaction_start_time": start,
-        }
+        return _undescribed(name, ErrorCode.transactional_id_not_found)
     return {
-        "error_code": ErrorCode.none,
-        "transactional_id": name,
+        **_undescribed(name, ErrorCode.none),
         "transaction_state": EMPTY,
         "transaction_timeout": timedelta(milliseconds=max(entry.timeout_ms, 0)),
-        "transaction_start_time": start,
         "producer_id": entry.pair.producer_id,
         "producer_epoch": entry.pair.epoch,
     }
 
 
-def with_producers(server: Services, body: Any, theirs: Any, virtual: Collection[str], denied: Collection[str]) -> Any:
+def with_producers(
+    server: Services, body: Any, theirs: Any, virtual: Collection[str], denied: Collection[str], head: Head
+) -> bytes:
     """Return a broker's answer to DescribeProducers, with the producers of open transactions of ours.
 
     Which partitions a transaction has written to is known to nobody but its gateway, so it is told of at all partitions
@@ -201,6 +217,7 @@ def with_producers(server: Services, body: Any, theirs: Any, virtual: Collection
         theirs: The broker's answer about its own topics, with errors for those that the client may not read.
         virtual: Virtual topics that were asked for, and that the client may read.
         denied: Those that it may not read.
+        head: Head of the request.
     """
     topics = {stream: topic for topic, stream in server.topics.known.streams.items()}
     active: dict[str, list[Any]] = {}
@@ -211,43 +228,45 @@ def with_producers(server: Services, body: Any, theirs: Any, virtual: Collection
             producer_id=item.pair.producer_id,
             producer_epoch=i32(item.pair.epoch),
             last_sequence=i32(-1),
-            last_timestamp=i64(-1),
+            last_timestamp=i64(item.record.begun_ms),
             coordinator_epoch=i32(0),
             current_txn_start_offset=i64(0),
         )
         for stream in item.record.streams:
             active.setdefault(topics.get(str(stream), ""), []).append(state)
-    found = [
-        replace(
-            topic,
-            partitions=tuple(
-                replace(part, active_producers=(*part.active_producers, *active.get(str(topic.name), ())))
-                if part.error_code is ErrorCode.none
-                else part
-                for part in topic.partitions
-            ),
-        )
-        for topic in theirs.topics
-    ]
     topic_kind = _inner(kind, "topics")
     part_kind = _inner(topic_kind, "partitions")
+    left = PRODUCERS_MAX
+
+    def with_ours(name: str, part: Any) -> Any:
+        nonlocal left
+        ours = active.get(name, ())
+        if part.error_code is not ErrorCode.none or not ours:
+            return part
+        left -= len(ours)
+        if left < 0:
+            return replace(part, error_code=ErrorCode.not_leader_or_follower, active_producers=())
+        return replace(part, active_producers=(*part.active_producers, *ours))
+
+    def part_of(name: str, index: int) -> Any:
+        code = ErrorCode.topic_authorization_failed if name in denied else ErrorCode.none
+        return part_kind(partition_index=index, error_code=code, error_message=None, active_producers=())
+
+    found = [
+        replace(topic, partitions=tuple(with_ours(str(topic.name), part) for part in topic.partitions))
+        for topic in theirs.topics
+    ]
     found += [
         topic_kind(
             name=topic.name,
             partitions=tuple(
-                part_kind(
-                    partition_index=index,
-                    error_code=ErrorCode.none if str(topic.name) in virtual else ErrorCode.topic_authorization_failed,
-                    error_message=None,
-                    active_producers=tuple(active.get(str(topic.name), ())) if str(topic.name) in virtual else (),
-                )
-                for index in topic.partition_indexes
+                with_ours(str(topic.name), part_of(str(topic.name), index)) for index in topic.partition_indexes
             ),
         )
         for topic in body.topics
         if str(topic.name) in virtual or str(topic.name) in denied
     ]
-    return replace(theirs, topics=tuple(found))
+    return wire.write_entity(replace(theirs, topics=tuple(found)), head.correlation)
 
 
 def _inner(kind: type[Any], name: str) -> type[Any]:

@@ -11,6 +11,7 @@ from rollbridge_gateway.cluster import View
 from rollbridge_gateway.departures import Departure
 from rollbridge_gateway.pace import Closing
 from rollbridge_gateway.procedures import Incoming
+from rollbridge_gateway.shell.listers import Listers
 from rollbridge_gateway.shell.producing import Producers
 from rollbridge_gateway.shell.register import Register
 from rollbridge_gateway.shell.topics import Topics
@@ -40,6 +41,7 @@ class Services(Protocol):
         register: Who holds which id.
         topics: Streams by their topics.
         producers: Transactional ids that are served here.
+        listers: Threads for what lists transactions.
         brokers: The brokers, as they were last seen.
         broker_hosts: Their hosts.
         upstream_tls: How connections to brokers are encrypted; None if they are not.
@@ -51,6 +53,7 @@ class Services(Protocol):
     register: Register
     topics: Topics
     producers: Producers
+    listers: Listers
     brokers: Brokers
     broker_hosts: frozenset[str]
     upstream_tls: ssl.SSLContext | None

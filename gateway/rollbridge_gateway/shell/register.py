@@ -75,17 +75,26 @@ class NotHeldError(ZooKeeperUnavailableError):
 class Register:
     """One gateway's side of the register. Safe to use from several threads; methods wait."""
 
-    def __init__(self, session: ZooKeeperSession, name: str, session_timeout_s: float, lost: Callable[[str], None]):
+    def __init__(
+        self,
+        session: ZooKeeperSession,
+        lease: ZooKeeperSession,
+        name: str,
+        session_timeout_s: float,
+        lost: Callable[[str], None],
+    ):
         """Start with nothing held, and not alive before the first :meth:`turn`.
 
         Args:
             session: A session of the gateway's own, with a short time-out.
+            lease: Another one for the lease alone, so that it never waits behind what clients ask for.
             name: Name of the gateway.
             session_timeout_s: Time-out of the session.
             lost: Called with a client name that another gateway asks for, or that is held no more; from any thread.
                 Answer with :meth:`release`.
         """
         self._session = session
+        self._lease = lease
         self._name = name
         self._sure_s = session_timeout_s * SURE_SHARE
         self.turn_s = self._sure_s / (WRITES * LOOKS)
@@ -104,6 +113,7 @@ class Register:
         self.lives_lost = 0
         self.handovers = dict.fromkeys(HANDOVERS, 0)
         session.on_state(self._state_changed)
+        lease.on_state(self._state_changed)
 
     # Gateways
 
@@ -149,7 +159,7 @@ class Register:
             begun_s, life = time.monotonic(), self._life
             if self._id:
                 try:
-                    self._session.set(f"{LEASES}/{self._id}", self._name.encode())
+                    self._lease.set(f"{LEASES}/{self._id}", self._name.encode())
                 except NodeMissingError:
                     self._end_life()
                 else:
@@ -179,7 +189,7 @@ class Register:
 
     def _begin_life(self) -> None:
         begun_s, number, life = time.monotonic(), uuid.uuid4().hex, Life(self._sure_s)
-        self._session.create(f"{LEASES}/{number}", self._name.encode(), ephemeral=True, parents=True)
+        self._lease.create(f"{LEASES}/{number}", self._name.encode(), ephemeral=True, parents=True)
         life.written(begun_s)
         self._id, self._life = number, life
         self._began_s = self._written_s = begun_s
@@ -198,9 +208,9 @@ class Register:
             self._lost(name)
 
     def _look_at_others(self) -> None:
-        lives = [life for life in self._session.children(LEASES) if life != self._id]
+        lives = [life for life in self._lease.children(LEASES) if life != self._id]
         self._witnesses = {life: self._witnesses.get(life) or Witness(self._sure_s) for life in lives}
-        nodes = self._session.get_many([f"{LEASES}/{life}" for life in lives])
+        nodes = self._lease.get_many([f"{LEASES}/{life}" for life in lives])
         now_s = time.monotonic()
         for life, node in zip(lives, nodes, strict=True):
             if node is not None and self._witnesses[life].is_over(node.version, now_s):
@@ -209,7 +219,7 @@ class Register:
     def _declare_over(self, life: str, node: Znode) -> None:
         """Delete the lease of a life, and where its gateway was, if it is as it was seen."""
         try:
-            if not self._session.delete(f"{LEASES}/{life}", node.version):
+            if not self._lease.delete(f"{LEASES}/{life}", node.version):
                 return
         except (NodeVersionMismatchError, NodeNotEmptyError):
             return

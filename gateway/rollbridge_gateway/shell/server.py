@@ -34,6 +34,7 @@ from rollbridge_gateway.shell.connection import Line, serve
 from rollbridge_gateway.shell.framing import MessageStream
 from rollbridge_gateway.shell.handlers import ClientConnection
 from rollbridge_gateway.shell.handshakes import telling
+from rollbridge_gateway.shell.listers import Listers
 from rollbridge_gateway.shell.parts import Homes
 from rollbridge_gateway.shell.producing import Producers
 from rollbridge_gateway.shell.register import Register
@@ -96,6 +97,7 @@ class Server:
         self._writers = ThreadPoolExecutor(settings.writers, "writer")
         self._workers = ThreadPoolExecutor(settings.workers, "worker")
         self._lease = ThreadPoolExecutor(1, "lease")  # alone: all workers may be waiting for leaders
+        self.listers = Listers()
         self.register = register_of(lambda name: self.producers.wanted(name))
         self._rest = Disuse.of(settings.expiration_days)
         self.producers = Producers(
@@ -281,6 +283,7 @@ class Server:
         self._writers.shutdown(wait=False, cancel_futures=True)
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._lease.shutdown(wait=False, cancel_futures=True)
+        self.listers.close()
 
     async def _listen(self, broker: int | None) -> None:
         host, first = split_address(self.settings.listen)
