@@ -477,11 +477,11 @@ def test_a_producer_whose_coordinator_moves_finds_it(
 
 
 @contextmanager
-def member(gateway: GatewayProcess, topic: str, name: str, group: str) -> Iterator[Consumer]:
+def member(gateway: GatewayProcess, topic: str, name: str, group: str, servers: str = "") -> Iterator[Consumer]:
     """A consumer that has partitions of a topic, with a client id."""
     consumer = Consumer(
         {
-            "bootstrap.servers": gateway.address,
+            "bootstrap.servers": servers or gateway.address,
             "client.id": name,
             "group.id": group,
             "enable.auto.commit": False,
@@ -517,6 +517,18 @@ def test_a_consumer_whose_coordinator_moves_finds_it(
         member(left, topic, name, unique_name("group")) as consumer,
     ):
         killed.kill()
+        assert_it_commits(consumer, topic)
+
+
+def test_a_consumer_that_knew_no_other_gateway_finds_its_coordinator(
+    site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path, unique_name: Callable[[str], str]
+) -> None:
+    """The gateway that it belongs to says that it ends before it closes connections: who is left knows of it first."""
+    with (
+        two_of_which_one_is_killed(site, gateway, tmp_path, unique_name) as (left, ending, name),
+        member(ending, topic, name, unique_name("group"), f"{ending.address},{left.address}") as consumer,
+    ):
+        ending.stop()
         assert_it_commits(consumer, topic)
 
 

@@ -10,10 +10,9 @@ and asks again, a moment later. Other clients do that anyway.
 * Metadata without brokers is for those whose gateway is gone, on connections from before, if they ask about topics by
   name: producers and consumers do, and ask again for a leader. Who asks for brokers alone, as admins do before they ask
   all of them, would take the answer for the truth.
-* That there is no coordinator is for all that ask for a group's, on each connection: a client that once belonged to the
-  gateway that is gone may have its coordinator there still, and nobody knows which connection it asked before. Who
-  asks again soon is told where it is: librdkafka asks as soon as it has found one, and would never have it for good.
-  Who asks again later has perhaps been sent to the dead one by a gateway that did not know yet.
+* That there is no coordinator is for those that ask for a group's on a connection from before, whatever gateway they
+  belong to: a client may have had its coordinator at the gateway that is gone, and be connected to another one as well.
+  Those whose only connections were to the one that is gone have come back within half a minute, and count likewise.
 
 Coordinators of transactions have the ids of gateways, and need none of this; see :mod:`rollbridge_gateway.cluster`.
 
@@ -32,9 +31,7 @@ from rollbridge_gateway.cluster import Gateway, chosen
 KNOWN_S: Final = 300.0
 """Seconds for which a departure is known; clients have long noticed by then, and asked for their coordinators."""
 MISSED_S: Final = 30.0
-"""Seconds for which brokers are hidden: who needs a leader asks every second."""
-AGAIN_S: Final = 10.0
-"""Seconds after which a client that asks for a coordinator again has not found it."""
+"""Seconds in which who needs a leader, or another gateway, asks for it: brokers are hidden for so long."""
 
 
 class Departure(NamedTuple):
@@ -60,10 +57,10 @@ class Departure(NamedTuple):
 class Departures:
     """The departures of the last minutes, as one gateway has noticed them."""
 
-    def __init__(self, now_s: float) -> None:
-        """Begin: what went before is not known, so that the beginning counts as a departure of nobody in particular."""
-        self._known: deque[Departure] = deque([Departure(1, now_s, (), frozenset())])
-        self._count = 1
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._known: deque[Departure] = deque()
+        self._count = 0
 
     def changed(self, former: Sequence[Gateway], present: Sequence[Gateway], now_s: float) -> None:
         """Note which gateways are live now, and which were before; at the start there were none."""
@@ -92,7 +89,6 @@ class ToldDepartures:
         """
         self._began_s = began_s
         self._brokers = self._coordinator = 0
-        self._coordinator_s = began_s
 
     def hides_brokers(self, recent: Sequence[Departure], client_id: str | None, now_s: float) -> bool:
         """Return whether to tell that there are no brokers; asked once for each answer."""
@@ -102,14 +98,12 @@ class ToldDepartures:
             self._brokers = recent[-1].number
         return any(item.has_left(client_id) for item in fresh)
 
-    def hides_coordinator(self, recent: Sequence[Departure], now_s: float) -> bool:
+    def hides_coordinator(self, recent: Sequence[Departure]) -> bool:
         """Return whether to tell that there is no coordinator of a group; asked once for each answer."""
-        if not recent:
-            return False
-        if recent[-1].number == self._coordinator and now_s - self._coordinator_s < AGAIN_S:
-            return False
-        self._coordinator, self._coordinator_s = recent[-1].number, now_s
-        return True
+        told = self._coordinator
+        if recent:
+            self._coordinator = recent[-1].number
+        return any(item.number > told and item.gone and self._began_s < item.at_s + MISSED_S for item in recent)
 
 
 def _place(gateway: Gateway) -> tuple[str, int]:

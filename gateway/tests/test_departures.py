@@ -23,7 +23,7 @@ def live(numbers: set[int]) -> tuple[Gateway, ...]:
 def test_brokers_are_hidden_once_from_whose_gateway_has_gone_since_it_connected(
     key: str, changes: list[tuple[set[int], float]], connects: int
 ) -> None:
-    departures, now_s = Departures(0.0), 0.0
+    departures, now_s = Departures(), 0.0
     present = GATEWAYS
     told = ToldDepartures(0.0) if connects == 0 else None
     owed: list[tuple[float, Gateway]] = []
@@ -45,19 +45,19 @@ def test_brokers_are_hidden_once_from_whose_gateway_has_gone_since_it_connected(
 
 @given(NAMES, SOME, SOME)
 def test_who_joins_or_stays_hides_nothing(key: str, before: set[int], joined: set[int]) -> None:
-    departures, told = Departures(0.0), ToldDepartures(0.0)
-    told.hides_coordinator(departures.recent(0.5), 0.5)
+    departures, told = Departures(), ToldDepartures(0.0)
+    told.hides_coordinator(departures.recent(0.5))
     departures.changed((), live(before), 1.0)
     departures.changed(live(before), live(before | joined), 2.0)
     departures.changed(live(before | joined), live(before | joined), 3.0)
     assert not told.hides_brokers(departures.recent(4.0), key, 4.0)
-    assert not told.hides_coordinator(departures.recent(4.0), 4.0)
+    assert not told.hides_coordinator(departures.recent(4.0))
 
 
 @given(NAMES, SOME, st.floats(0, MISSED_S - 1))
 def test_a_gateway_that_has_come_back_hides_no_brokers(key: str, others: set[int], after_s: float) -> None:
     """Its clients are connected to it again, and would close what they are using."""
-    departures, told = Departures(0.0), ToldDepartures(0.0)
+    departures, told = Departures(), ToldDepartures(0.0)
     home = chosen(key, GATEWAYS)
     left = [item for item in live(others) if item != home]
     departures.changed(GATEWAYS, left, 1.0)
@@ -65,36 +65,30 @@ def test_a_gateway_that_has_come_back_hides_no_brokers(key: str, others: set[int
     assert not told.hides_brokers(departures.recent(2.0 + after_s), key, 2.0 + after_s)
 
 
-def test_each_connection_hides_a_coordinator_once_after_each_departure() -> None:
-    departures, before = Departures(-KNOWN_S), ToldDepartures(0.0)
-    assert not before.hides_coordinator(departures.recent(1.0), 1.0)
+def test_a_connection_from_before_hides_a_coordinator_once_after_each_departure() -> None:
+    departures, before = Departures(), ToldDepartures(0.0)
+    assert not before.hides_coordinator(departures.recent(1.0))
     departures.changed(live({0, 1, 2}), live({0, 1}), 2.0)
-    later = ToldDepartures(3.0)
-    for told in (before, later):
-        assert [told.hides_coordinator(departures.recent(4.0), 4.0) for _ in range(3)] == [True, False, False]
-    departures.changed(live({0, 1}), live({0}), 5.0)
-    assert [before.hides_coordinator(departures.recent(6.0), 6.0) for _ in range(2)] == [True, False]
-    assert not ToldDepartures(7.0).hides_coordinator(departures.recent(6.0 + KNOWN_S), 6.0 + KNOWN_S)
+    back, later = ToldDepartures(2.0 + MISSED_S / 2), ToldDepartures(2.0 + MISSED_S)
+    for now_s in (2.0 + MISSED_S, 1.0 + KNOWN_S):
+        asked = [told.hides_coordinator(departures.recent(now_s)) for told in (before, back, later) for _ in range(3)]
+        assert asked == [now_s < KNOWN_S, False, False] * 2 + [False] * 3
+    departures.changed(live({0, 1}), live({0}), 2.0 + KNOWN_S)
+    now_s = 2.5 + KNOWN_S
+    assert all(told.hides_coordinator(departures.recent(now_s)) for told in (before, back, later))
+    assert not any(told.hides_coordinator(departures.recent(now_s)) for told in (before, back, later))
+    assert not ToldDepartures(0.0).hides_coordinator(departures.recent(3.0 + 2 * KNOWN_S)), "it is long forgotten"
 
 
-def test_who_asks_for_a_coordinator_again_later_has_not_found_it() -> None:
-    """A gateway that had not noticed yet may have told it of the dead one again."""
-    departures, told = Departures(-KNOWN_S), ToldDepartures(0.0)
-    departures.changed(live({0, 1}), live({0}), 1.0)
-    hidden = [told.hides_coordinator(departures.recent(now_s), now_s) for now_s in (2.0, 2.5, 11.0, 12.5, 13.0)]
-    assert hidden == [True, False, False, True, False]
-    assert not told.hides_coordinator(departures.recent(2.0 + KNOWN_S), 2.0 + KNOWN_S)
-
-
-def test_a_gateway_that_has_just_begun_does_not_know_who_has_gone() -> None:
-    departures, told = Departures(10.0), ToldDepartures(11.0)
+def test_a_gateway_that_has_just_begun_hides_nothing() -> None:
+    departures, told = Departures(), ToldDepartures(11.0)
+    departures.changed((), live({0, 1}), 10.0)
     assert not told.hides_brokers(departures.recent(12.0), "anybody", 12.0)
-    assert [told.hides_coordinator(departures.recent(12.0), 12.0) for _ in range(2)] == [True, False]
-    assert not ToldDepartures(400.0).hides_coordinator(departures.recent(400.0), 400.0)
+    assert not told.hides_coordinator(departures.recent(12.0))
 
 
 def test_a_gateway_at_another_address_is_gone() -> None:
-    departures, moved = Departures(-KNOWN_S), replace(GATEWAYS[0], host="elsewhere")
+    departures, moved = Departures(), replace(GATEWAYS[0], host="elsewhere")
     departures.changed(GATEWAYS[:1], [moved], 1.0)
     assert [item.has_left("anybody") for item in departures.recent(1.0)] == [True]
     assert not list(departures.recent(1.0 + KNOWN_S + 1))
@@ -102,18 +96,18 @@ def test_a_gateway_at_another_address_is_gone() -> None:
 
 def test_a_gateway_that_is_started_again_under_another_name_hides_nothing() -> None:
     """By default it is named after its process; who has come back to its address is connected to it."""
-    departures, told = Departures(-KNOWN_S), ToldDepartures(0.0)
+    departures, told = Departures(), ToldDepartures(0.0)
     again = replace(GATEWAYS[0], name="gateway-4711")
     departures.changed(GATEWAYS, [*GATEWAYS, again], 1.0)
     departures.changed([*GATEWAYS, again], [again, *GATEWAYS[1:]], 2.0)
     assert not any(told.hides_brokers(departures.recent(3.0), key, 3.0) for key in map(str, range(100)))
-    assert not told.hides_coordinator(departures.recent(3.0), 3.0)
+    assert not told.hides_coordinator(departures.recent(3.0))
 
 
 def test_a_departure_that_was_told_is_not_told_with_the_next_one() -> None:
     """The next one is of a gateway to which the client did not belong."""
     key = next(name for name in map(str, range(1_000)) if chosen(name, GATEWAYS) == GATEWAYS[3])
-    departures, told = Departures(0.0), ToldDepartures(0.0)
+    departures, told = Departures(), ToldDepartures(0.0)
     departures.changed(GATEWAYS, GATEWAYS[:3], 1.0)
     assert told.hides_brokers(departures.recent(2.0), key, 2.0)
     mine = chosen(key, GATEWAYS[:3])
@@ -123,7 +117,7 @@ def test_a_departure_that_was_told_is_not_told_with_the_next_one() -> None:
 
 
 def test_what_nobody_asks_for_is_forgotten() -> None:
-    departures = Departures(0.0)
+    departures = Departures()
     for number in range(1_000):
         departures.changed(live({0, 1}), live({0}), float(number))
         departures.changed(live({0}), live({0, 1}), float(number))

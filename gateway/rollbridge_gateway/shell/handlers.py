@@ -325,7 +325,7 @@ class ClientConnection:
     async def _find_coordinator(self, data: RawMessage, head: Head) -> RawMessage:
         body = wire.read_body(data, head)
         of_transaction = getattr(body, "key_type", 0) == _TRANSACTION
-        if not of_transaction and not self._told.hides_coordinator(self.server.departures(), self.server.now_s()):
+        if not of_transaction and not self._told.hides_coordinator(self.server.departures()):
             answer = await (await self.relay(data))
             found = wire.read_answer(answer, head.key, head.version)
             return wire.write_entity(self.server.view().find_coordinator(found, head.client_id), head.correlation)

@@ -111,7 +111,7 @@ class Server:
         self._ports: dict[int, int] = {}
         self._gateways: Sequence[Gateway] = ()
         self._loop = asyncio.get_running_loop()
-        self._departures = Departures(self.now_s())
+        self._departures = Departures()
         self._asked: dict[str | None, str] = {}
         self._clients: set[asyncio.Task[None]] = set()
         self._of_network: Counter[str] = Counter()
