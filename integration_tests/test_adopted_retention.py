@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
 from integration_tests.clients import Site, adopt, read_committed, until
 from integration_tests.command_line import Cli
+from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.patience import PATIENCE_S
 
 KEPT_MS = 1
 """Brokers look every five minutes, so that records stay for as long as a test needs them."""
@@ -80,3 +84,20 @@ def test_records_have_the_time_of_their_commit_where_that_was_asked_for(
     last = read_committed(site.cluster.bootstrap_servers, [topic])[-1]
     assert last.value() == b"as written"
     assert last.timestamp()[1] < written_ms
+
+
+def test_a_gateway_says_what_the_topic_will_not_keep(
+    site: Site, client: rollbridge.Bridge, topic: str, tmp_path: Path
+) -> None:
+    adopt(client, topic, partitioner="murmur2")
+    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
+    with GatewayProcess(servers, "gateway-1", tmp_path) as gateway:
+        gateway.await_ready()
+        producer = Producer({"bootstrap.servers": gateway.address, "transactional.id": "loader-1"})
+        producer.init_transactions(PATIENCE_S)
+        producer.begin_transaction()
+        producer.produce(topic, b"v", b"k")
+        producer.commit_transaction(PATIENCE_S)
+        said = gateway.log.read_text()
+    assert f"topic {topic} keeps records for 0:00:00.001000 (retention.ms)" in said
+    assert f"what it wrote to topic {topic} before " in said

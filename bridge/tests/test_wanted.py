@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from rollbridge.client.admin import _obeyed
+from rollbridge.errors import InvalidRequestError
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import FOREVER, HeaderForm, Retention, StreamConfig
+from rollbridge.model.records import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
 from rollbridge.model.scaling import ScalingPolicy
 from rollbridge.model.wanted import WantedStream
 
@@ -51,6 +53,7 @@ def test_what_is_the_same_or_not_said_is_no_difference() -> None:
         ({"replication_factor": -1}, "replication factor: it is 3, and the broker's default was asked for"),
         ({"record_bytes_max": 7}, "largest record: it is 5000, and 7 was asked for"),
         ({"headers": HeaderForm.FIRST}, "headers: it is each, and first was asked for"),
+        ({"timestamps": RecordTimes.COMMIT}, "timestamps: it is writer, and commit was asked for"),
         ({"partitioner": "fnv1a"}, "partitioner: it is murmur2, and fnv1a was asked for"),
         (
             {"scaling": ScalingPolicy(events_per_second=100)},
@@ -70,6 +73,20 @@ def test_what_is_the_same_or_not_said_is_no_difference() -> None:
 )
 def test_each_difference_is_named(other: dict[str, object], said: str) -> None:
     assert replace(SAME, **other).differences(KNOWN, FIRST) == [said]  # type: ignore[arg-type]
+
+
+def test_what_an_earlier_coordinator_has_passed_over_is_an_error() -> None:
+    policy = ScalingPolicy(events_per_second=100)
+    for asked, config in (
+        ((None, None), KNOWN),
+        ((None, "writer"), KNOWN),
+        ((policy, RecordTimes.COMMIT), replace(KNOWN, scaling=policy, timestamps=RecordTimes.COMMIT)),
+    ):
+        assert _obeyed(config, *asked) is config
+    with pytest.raises(InvalidRequestError, match=r"does not know --timestamps commit: .*upgrade the coordinators"):
+        _obeyed(KNOWN, None, "commit")
+    with pytest.raises(InvalidRequestError, match="does not scale by load and does not know --timestamps commit"):
+        _obeyed(KNOWN, policy, "commit")
 
 
 def test_all_differences_are_named_at_once() -> None:

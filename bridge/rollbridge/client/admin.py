@@ -246,7 +246,7 @@ class Admin:
             if not exist_ok or (found := self._in_use(name)) is None:
                 raise
             return self._same(found, said)
-        return _with_policy(self._config(name), scaling)
+        return _obeyed(self._config(name), scaling, timestamps)
 
     @_within_its_time
     def adopt_topic(
@@ -333,7 +333,7 @@ class Admin:
             if not exist_ok or known is None or known.topic != topic:
                 raise
             return Adoption(self._same(known, said), found)
-        return Adoption(self._config(name), found)
+        return Adoption(_obeyed(self._config(name), None, timestamps), found)
 
     def _adopt(self, owner: GroupName, request: AdminRequest, timeout_s: float | None) -> None:
         """Ask for an adoption, again while the leader's broker may not have heard of the topic yet."""
@@ -496,7 +496,7 @@ class Admin:
             created_ms=_now_ms(),
         )
         self._ask(config.group, request, timeout_s)
-        return _with_policy(self._config(name), policy)
+        return _obeyed(self._config(name), policy, None if isinstance(timestamps, Keep) else timestamps)
 
     @_within_its_time
     def update_group(
@@ -901,12 +901,17 @@ def _changed(
     return changed
 
 
-def _with_policy(config: StreamConfig, wanted: ScalingPolicy | None) -> StreamConfig:
-    """Return a stream's settings; InvalidRequestError if a policy was passed over by a leader that knows of none."""
-    if wanted is not None and not wanted.is_fixed and config.scaling is None:
+def _obeyed(config: StreamConfig, policy: ScalingPolicy | None, timestamps: RecordTimes | str | None) -> StreamConfig:
+    """Return a stream's settings; InvalidRequestError if a leader that does not know one has passed it over."""
+    lacks = []
+    if policy is not None and not policy.is_fixed and config.scaling is None:
+        lacks.append("does not scale by load")
+    if timestamps is not None and RecordTimes(timestamps) is not config.timestamps:
+        lacks.append(f"does not know --timestamps {RecordTimes(timestamps).value}")
+    if lacks:
         raise InvalidRequestError(
-            f"the coordinator of group {config.group} is of an earlier release and does not scale by load: stream "
-            f"{config.name} has no scaling policy, and all else was done; upgrade the coordinators and ask again"
+            f"the coordinator of group {config.group} is of an earlier release and {' and '.join(lacks)}: stream "
+            f"{config.name} is without that, and all else was done; upgrade the coordinators and ask again"
         )
     return config
 
