@@ -131,7 +131,8 @@ _CODES: Final[Mapping[KafkaFault, ErrorCode]] = {
     KafkaFault.STALE_EPOCH: _E.invalid_producer_epoch,
     KafkaFault.UNKNOWN_PRODUCER: _E.invalid_producer_id_mapping,
     KafkaFault.INVALID_STATE: _E.invalid_txn_state,
-    KafkaFault.ABORTABLE: _E.invalid_txn_state,
+    # The next best where TRANSACTION_ABORTABLE is not known: librdkafka, franz-go and Java from 2.5 on abort and go on.
+    KafkaFault.ABORTABLE: _E.invalid_producer_id_mapping,
     KafkaFault.NO_TOPIC: _E.unknown_topic_or_partition,
     KafkaFault.NOT_ADOPTED: _E.invalid_topic_exception,
     KafkaFault.TOO_LARGE: _E.message_too_large,
@@ -154,9 +155,24 @@ _OF_PRODUCE: Final[Mapping[KafkaFault, ErrorCode]] = {
     KafkaFault.AWAY: _E.not_leader_or_follower,
     KafkaFault.BUSY: _E.concurrent_transactions,
     KafkaFault.FENCED: _E.invalid_producer_epoch,
+    KafkaFault.ABORTABLE: _E.invalid_txn_state,
     KafkaFault.UNKNOWN_PRODUCER: _E.invalid_producer_id_mapping,
     KafkaFault.DENIED: _E.topic_authorization_failed,
 }
+_OF_TRANSACTION: Final = frozenset(
+    {
+        KafkaFault.NO_TOPIC,
+        KafkaFault.NOT_ADOPTED,
+        KafkaFault.TOO_LARGE,
+        KafkaFault.METADATA_TOO_LARGE,
+        KafkaFault.TIMEOUT,
+        KafkaFault.CORRUPT,
+        KafkaFault.INVALID_RECORD,
+        KafkaFault.GAP,
+        KafkaFault.INVALID_REQUEST,
+    }
+)
+"""What an end is refused for is in its transaction: it can be aborted, and the next one begins."""
 _FENCED_SINCE: Final[Mapping[int, int]] = {
     Api.INIT_PRODUCER_ID: 4,
     Api.ADD_PARTITIONS_TO_TXN: 2,
@@ -171,8 +187,9 @@ _ABORTABLE_SINCE: Final[Mapping[int, int]] = {
     Api.ADD_PARTITIONS_TO_TXN: 4,
     Api.ADD_OFFSETS_TO_TXN: 4,
     Api.TXN_OFFSET_COMMIT: 4,
+    Api.END_TXN: 5,
 }
-"""Versions from which TRANSACTION_ABORTABLE is known. At EndTxn it is never used: Flink would ask again for ever."""
+"""Versions from which TRANSACTION_ABORTABLE is known. franz-go goes on after one at EndTxn 5, and not at EndTxn 4."""
 _CONCURRENT_IN_PRODUCE_SINCE: Final = 12
 """Version of Produce from which CONCURRENT_TRANSACTIONS is known."""
 
@@ -192,6 +209,8 @@ def fault_of(error: BaseException) -> KafkaFault:
 
 def code_of(fault: KafkaFault, api: int, version: int) -> ErrorCode:
     """Return Kafka's code of a fault in the answer to a request."""
+    if api == Api.END_TXN and fault in _OF_TRANSACTION:
+        fault = KafkaFault.ABORTABLE
     if fault is KafkaFault.ABORTABLE and version >= _ABORTABLE_SINCE.get(api, 1 << 15):
         return _E.transaction_abortable
     if api == Api.PRODUCE:

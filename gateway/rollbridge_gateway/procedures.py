@@ -28,7 +28,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
-from rollbridge.errors import GroupMismatchError
+from rollbridge.errors import GroupMismatchError, InvalidRequestError, NotFoundError
 from rollbridge.model.errors import PortableError
 from rollbridge_gateway.entries import Entry
 from rollbridge_gateway.identity import EPOCH_MAX, NOBODY, Pair, first_pair, is_ours, pair_of
@@ -244,6 +244,7 @@ class Held:
         is_marked: Whether a savepoint of the open transaction has all sequence numbers.
         fresh_ms: Age of the entry from which on the begin or end of a transaction writes it again.
         has_records: Whether something was written here in the open transaction.
+        has_offsets: Whether offsets were sent here in the open transaction.
     """
 
     entry: Entry | None = None
@@ -252,6 +253,7 @@ class Held:
     is_marked: bool = False
     fresh_ms: int = DAY_MS
     has_records: bool = False
+    has_offsets: bool = False
 
     @property
     def lease_ms(self) -> int:
@@ -450,14 +452,28 @@ def send_offsets(
     request = Request.WRITE_V2 if v2 else Request.WRITE_V1
     yield from _open(held, request, pair, stream, now_ms, is_home=True, is_sure=is_sure)
     yield AddOffsets(offsets)
+    held.has_offsets = True
     return (yield from _save(held))
 
 
 # Ending
 
 
-def end(held: Held, pair: Pair, random: int, now_ms: int, *, commit: bool, v2: bool) -> Procedure[Pair]:
-    """Commit or abort; return the pair to go on with."""
+def end(
+    held: Held, pair: Pair, random: int, now_ms: int, *, commit: bool, v2: bool, is_recovery: bool = False
+) -> Procedure[Pair]:
+    """Commit or abort; return the pair to go on with.
+
+    Args:
+        held: What is known of the id.
+        pair: Pair of the request.
+        random: 62 random bits.
+        now_ms: Time, ms since 1970.
+        commit: Whether to commit.
+        v2: Whether each transaction has an epoch of its own.
+        is_recovery: Whether the request may be Flink's, which commits what a former process has written. It asks again
+            for ever if it is told to abort.
+    """
     if commit:
         request = Request.COMMIT_V2 if v2 else Request.COMMIT_V1
     else:
@@ -466,34 +482,38 @@ def end(held: Held, pair: Pair, random: int, now_ms: int, *, commit: bool, v2: b
     if step in (Step.COMMIT, Step.ABORT):
         if held.entry is not None and _is_old(held, now_ms):
             yield from _record(held, replace(held.entry, written_ms=now_ms))
-        yield from _finish(held, commit=commit)
+        yield from _finish(held, commit=commit, is_recovery=is_recovery)
     elif step is Step.DONE:
         if producer.state is ProducerPhase.LOST and pair == producer.pair:
             held.producer = producer.ended(commit=False)
         return producer.pair
     elif step is not Step.RENEW:
-        raise _refusal(step, producer, pair)
+        raise _refusal(Step.INVALID if step is Step.ABORTABLE and is_recovery else step, producer, pair)
     if v2:
         yield from _renew(held, PairEnd.COMMIT if commit else PairEnd.ABORT, random, now_ms)
     assert held.producer is not None
     return held.producer.pair
 
 
-def _finish(held: Held, *, commit: bool) -> Procedure[None]:
+def _finish(held: Held, *, commit: bool, is_recovery: bool = False) -> Procedure[None]:
     producer = held.producer
     assert producer is not None
+    lost = Step.INVALID if is_recovery and not held.has_offsets else Step.ABORTABLE
     held.producer = producer.asked(commit=commit)
     try:
         yield Finish(commit)
-    except LostByOthersError:
+    except LostByOthersError as fault:
         held.producer = producer.lost()
         _forget_transaction(held)
-        raise RefusedError(Step.INVALID, f"transaction {producer.label} was aborted by others") from None
+        raise RefusedError(lost, f"transaction {producer.label} was aborted by others: {fault}") from None
     except OutcomeLostError as fault:
         # Its label would be answered by the transaction before it, as with v1 all of a pair have one.
         held.producer = producer.lost()
         _forget_transaction(held)
-        raise RefusedError(Step.INVALID, str(fault)) from None
+        raise RefusedError(lost, str(fault)) from None
+    except (InvalidRequestError, NotFoundError):
+        held.producer = producer  # nothing was asked for
+        raise
     except RefusedError:
         held.producer = producer.ended(commit=not commit)  # somebody has committed it by hand
         _forget_transaction(held)
@@ -666,7 +686,7 @@ def _record(held: Held, entry: Entry) -> Procedure[None]:
 
 
 def _forget_transaction(held: Held) -> None:
-    held.is_marked = held.has_records = False
+    held.is_marked = held.has_records = held.has_offsets = False
 
 
 def _refusal(step: Step, producer: ProducerState, pair: Pair) -> RefusedError:

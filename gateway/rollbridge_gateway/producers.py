@@ -144,9 +144,9 @@ TABLE: Final[Mapping[tuple[ProducerPhase, Request], Step]] = {
     (_S.LOST, _R.ADD): Step.ABORTABLE,
     (_S.LOST, _R.WRITE_V1): Step.ABORTABLE,
     (_S.LOST, _R.WRITE_V2): Step.ABORTABLE,
-    (_S.LOST, _R.COMMIT_V1): Step.INVALID,
+    (_S.LOST, _R.COMMIT_V1): Step.ABORTABLE,
     (_S.LOST, _R.ABORT_V1): Step.DONE,
-    (_S.LOST, _R.COMMIT_V2): Step.INVALID,
+    (_S.LOST, _R.COMMIT_V2): Step.ABORTABLE,
     (_S.LOST, _R.ABORT_V2): Step.RENEW,
     (_S.LOST, _R.RENEW): Step.RENEW,
 }

@@ -52,7 +52,6 @@ def test_every_fault_has_a_code_in_every_version(fault: KafkaFault, where: tuple
     code = code_of(fault, *where)
     assert (code is ErrorCode.none) == (fault is KafkaFault.NONE)
     if code is ErrorCode.transaction_abortable:
-        assert where[0] != Api.END_TXN
         assert where[1] >= {Api.PRODUCE: 11, Api.INIT_PRODUCER_ID: 5}.get(Api(where[0]), 4)
 
 
@@ -70,7 +69,13 @@ def test_every_fault_has_a_code_in_every_version(fault: KafkaFault, where: tuple
         (RefusedError(Step.WAIT, ""), Api.TXN_OFFSET_COMMIT, 3, "coordinator_load_in_progress"),
         (RefusedError(Step.ABORTABLE, ""), Api.PRODUCE, 10, "invalid_txn_state"),
         (RefusedError(Step.ABORTABLE, ""), Api.PRODUCE, 11, "transaction_abortable"),
-        (RefusedError(Step.ABORTABLE, ""), Api.ADD_PARTITIONS_TO_TXN, 3, "invalid_txn_state"),
+        (RefusedError(Step.ABORTABLE, ""), Api.ADD_PARTITIONS_TO_TXN, 3, "invalid_producer_id_mapping"),
+        (RefusedError(Step.ABORTABLE, ""), Api.END_TXN, 4, "invalid_producer_id_mapping"),
+        (RefusedError(Step.ABORTABLE, ""), Api.END_TXN, 5, "transaction_abortable"),
+        (ours.TransactionTooLargeError("", limit_bytes=1), Api.END_TXN, 5, "transaction_abortable"),
+        (ours.InvalidRequestError(""), Api.END_TXN, 5, "transaction_abortable"),
+        (ours.StreamNotFoundError(""), Api.END_TXN, 5, "transaction_abortable"),
+        (ours.InvalidRequestError(""), Api.ADD_OFFSETS_TO_TXN, 4, "invalid_request"),
         (UnknownProducerError(), Api.END_TXN, 5, "invalid_producer_id_mapping"),
         (NowhereToGoError(), Api.ADD_OFFSETS_TO_TXN, 0, "concurrent_transactions"),
         (NowhereToGoError(), Api.TXN_OFFSET_COMMIT, 5, "coordinator_load_in_progress"),

@@ -35,11 +35,17 @@ def test_an_end_the_other_way_is_never_carried_out(state: ProducerPhase) -> None
     """Whatever was decided stands: no request undoes it, and none has both answers."""
     if state in (ProducerPhase.COMMITTED, ProducerPhase.COMMITTING):
         steps = {TABLE[state, Request.ABORT_V1], TABLE[state, Request.ABORT_V2]}
-    elif state in (ProducerPhase.ABORTED, ProducerPhase.ABORTING, ProducerPhase.LOST):
+    elif state in (ProducerPhase.ABORTED, ProducerPhase.ABORTING):
         steps = {TABLE[state, Request.COMMIT_V1], TABLE[state, Request.COMMIT_V2]}
     else:
         return
     assert steps == {Step.INVALID}
+
+
+def test_after_a_loss_the_producer_aborts_and_goes_on() -> None:
+    lost = {request: TABLE[ProducerPhase.LOST, request] for request in Request}
+    assert {lost[Request.ABORT_V1], lost[Request.ABORT_V2], lost[Request.RENEW]} == {Step.DONE, Step.RENEW}
+    assert {step for request, step in lost.items() if step not in (Step.DONE, Step.RENEW)} == {Step.ABORTABLE}
 
 
 @pytest.mark.parametrize("state", [state for state in ProducerPhase if state is not ProducerPhase.OPEN])

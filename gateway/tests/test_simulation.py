@@ -457,10 +457,10 @@ def _nothing_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _renewed_without_abort(monkeypatch: pytest.MonkeyPatch) -> None:
-    def finish(held: Held, *, commit: bool) -> Procedure[None]:
+    def finish(held: Held, *, commit: bool, is_recovery: bool = False) -> Procedure[None]:
         assert held.producer is not None
         if commit:
-            yield from real(held, commit=commit)
+            yield from real(held, commit=commit, is_recovery=is_recovery)
         else:
             held.producer = held.producer.ended(commit=False)
 

@@ -1,15 +1,21 @@
-// franz BOOTSTRAP TOPIC ID RECORDS END...: a transaction of so many records for each END, which is commit or abort; with
-// franz-go, which implements the protocol by itself. Prints a line for each.
+// franz BOOTSTRAP TOPIC ID RECORDS END...: a transaction of so many records for each END, which is commit, abort or lost;
+// with franz-go, which implements the protocol by itself. Prints a line for each.
+//
+// One that is lost is committed once a line of standard input says that somebody has aborted it. That has to be refused
+// as abortable.
 package main
 
 import (
+	"bufio"
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"os"
 	"strconv"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
 )
 
@@ -49,6 +55,17 @@ func main() {
 		}
 		if err := client.Flush(ctx); err != nil {
 			log.Fatal(err)
+		}
+		if end == "lost" {
+			fmt.Println("written")
+			if _, err := bufio.NewReader(os.Stdin).ReadString('\n'); err != nil {
+				log.Fatal(err)
+			}
+			err := client.EndTransaction(ctx, kgo.TryCommit)
+			// Its first transaction is one of transactions v1.
+			if !errors.Is(err, kerr.TransactionAbortable) && !errors.Is(err, kerr.InvalidProducerIDMapping) {
+				log.Fatal(err)
+			}
 		}
 		if err := client.EndTransaction(ctx, end == "commit"); err != nil {
 			log.Fatal(err)

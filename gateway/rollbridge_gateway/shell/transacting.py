@@ -56,6 +56,8 @@ _ANSWERED: Final = (RollbridgeError, NotDoneError, TimeoutError)
 _PRODUCED_OFFSET: Final = -1
 """Base offset in answers: where a record stands is known at the commit."""
 
+_SERVED_MAX: Final = 1_000
+"""Transactional ids of a connection of which it is known that more than an end was asked for on it."""
 _ANSWERS_KEPT: Final = 1_024
 _PLACES_KEPT: Final = 100
 """Answers to requests with batches of more partitions are not kept."""
@@ -71,6 +73,7 @@ class Transacting:
         self._server = server
         self._access = access
         self._order = asyncio.Lock()
+        self._served: set[str] = set()
         self.has_left = False
         """Whether the client has closed the connection."""
 
@@ -121,6 +124,8 @@ class Transacting:
                 raise LeftError("the client has closed its connection before this was begun; nothing was changed")
             return make(held)
 
+        if head.key != Api.END_TXN and len(self._served) < _SERVED_MAX:
+            self._served.add(name)
         takes_over = partial(self._server.is_chosen, head.client_id)
         return await self._server.producers.run(name, begin, writes=writes, takes_over=takes_over)
 
@@ -440,10 +445,12 @@ class Transacting:
         name = str(body.transactional_id)
         pair = Pair(int(body.producer_id), int(body.producer_epoch))
         v2, commit = head.version >= END_V2, bool(body.committed)
+        is_recovery = not v2 and name not in self._served
         following = NOBODY
 
         def make(held: Held) -> Procedure[Pair]:
-            return procedures.end(held, pair, secrets.randbits(62), _now_ms(), commit=commit, v2=v2)
+            random, now_ms = secrets.randbits(62), _now_ms()
+            return procedures.end(held, pair, random, now_ms, commit=commit, v2=v2, is_recovery=is_recovery)
 
         async with self._order:
             code = await self._refusal(head, name)
