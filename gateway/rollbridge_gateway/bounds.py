@@ -4,6 +4,8 @@ The decoder makes room for as many items as an array claims to have. A request o
 million of them has it ask for more memory than there is, and the process ends. So requests are walked through first, by
 the same schemas, without making anything.
 
+The walk itself is bounded as well: it is done on the event loop's thread, and an item may be a single byte.
+
 Only fields that requests served here have are known; a test goes through all of them.
 """
 
@@ -17,6 +19,10 @@ from typing import Any, Final, NamedTuple
 from kio.serial._introspect import EntityField, EntityTupleField, classify_field, is_optional
 
 _SIZES: Final = {"bool": 1, "int8": 1, "int16": 2, "int32": 4, "int64": 8, "timedelta_i32": 4, "uuid": 16}
+ITEMS_MAX: Final = 50_000
+"""Most items of arrays in one request: ten microseconds each, until they are decoded."""
+TAGS_MAX: Final = 100
+"""Most tagged fields of one entity. None is known that a request served here could have."""
 _SHORT: Final = struct.Struct(">h")
 _INT: Final = struct.Struct(">i")
 _STRING: Final = "string"
@@ -78,35 +84,52 @@ def check_bounds(data: RawMessage, place: int, kind: Any) -> int:
         kind: Its class.
 
     Raises:
-        OutOfBoundsError: a length is negative where there is no null, or beyond the bytes that are there.
+        OutOfBoundsError: a length is negative where there is no null, or beyond the bytes that are there; or there are
+            more items than :data:`ITEMS_MAX`, or more tagged fields than :data:`TAGS_MAX`.
         IndexError, struct.error: the bytes end too early.
     """
+    return _walk(data, place, kind, [ITEMS_MAX])
+
+
+def _walk(data: RawMessage, place: int, kind: Any, left: list[int]) -> int:
     flexible = kind.__flexible__
     for field in _plan(kind):
         if not field.is_array:
-            place = _one(data, place, field, flexible=flexible)
+            place = _one(data, place, field, left, flexible=flexible)
             continue
         count, place = _length(data, place, _INT, flexible=flexible)
         if count > len(data) - place or (count < 0 and not field.nullable):
             raise OutOfBoundsError(f"an array of {count} items, and {len(data) - place} bytes are left")
+        left[0] -= max(count, 0)
+        if left[0] < 0:
+            raise OutOfBoundsError(f"more than {ITEMS_MAX} items in one request")
         for _ in range(count):
-            place = _one(data, place, field, flexible=flexible)
-    if flexible:
-        count, place = read_unsigned(data, place)
-        for _ in range(min(count, len(data))):
-            _, place = read_unsigned(data, place)
-            size, place = read_unsigned(data, place)
-            place = _past(data, place, size)
+            place = _one(data, place, field, left, flexible=flexible)
+    return skip_tags(data, place) if flexible else place
+
+
+def skip_tags(data: RawMessage, place: int) -> int:
+    """Return the place behind tagged fields, of which none is known.
+
+    Raises as :func:`check_bounds` does.
+    """
+    count, place = read_unsigned(data, place)
+    if count > TAGS_MAX:
+        raise OutOfBoundsError(f"{count} tagged fields")
+    for _ in range(count):
+        _, place = read_unsigned(data, place)
+        size, place = read_unsigned(data, place)
+        place = _past(data, place, size)
     return place
 
 
-def _one(data: RawMessage, place: int, field: _Field, *, flexible: bool) -> int:
+def _one(data: RawMessage, place: int, field: _Field, left: list[int], *, flexible: bool) -> int:
     if field.kind == _OPTIONAL:
         if data[place] == _NULL:
             return place + 1
         place += 1
     if field.entity is not None:
-        return check_bounds(data, place, field.entity)
+        return _walk(data, place, field.entity, left)
     if field.size:
         return _past(data, place, field.size)
     size, place = _length(data, place, _INT if field.kind == _RECORDS else _SHORT, flexible=flexible)

@@ -13,13 +13,15 @@ compressed again for that, but not parsed::
 built anew, in one loop.
 
 What a producer may put into a batch is checked before the first frame is made: its checksum, its numbering, its time,
-its size, and that no record claims to be somebody else's by rollbridge's header.
+its size, and that no record claims to be somebody else's by rollbridge's header. What a broker would refuse is refused
+here: it would cost the whole transaction at the commit. Nothing is made of a count before it is known that there are
+bytes for so many.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -32,6 +34,7 @@ from rollbridge.kafka.batches import (
     Compression,
     RawBatch,
     check_crc,
+    check_numbering,
     compressed,
     finished,
     framed_parts,
@@ -51,6 +54,8 @@ from rollbridge.model.avro import decode_long, encode_long
 from rollbridge.model.keyspace import HASH_SEED
 
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+_RECORD_BYTES_MIN: Final = 7
+"""Bytes of the smallest record: one for each of its fields, of which none holds anything."""
 _OWN: Final = encode_long(len(RECORD_HEADER)) + RECORD_HEADER.encode()
 _GROWTH_BYTES: Final = 64
 """Most that a batch grows by the header of its first record."""
@@ -98,14 +103,20 @@ def check_batch(batch: RawBatch) -> BatchHeader:
     """Return the header of a transactional producer's batch.
 
     Raises:
-        CorruptDataError: it is not one complete batch with a right checksum.
-        InvalidRequestError: it is one, but not what a transactional producer sends.
+        CorruptDataError: its checksum is wrong.
+        TimestampError: it has the time of an append.
+        InvalidRequestError: it is not one complete batch, or not what a transactional producer sends.
     """
-    header = parse_header(batch)
-    if header.is_control or not header.is_transactional or header.is_append_time:
+    try:
+        header = parse_header(batch)
+    except CorruptDataError as fault:
+        raise InvalidRequestError(f"{fault}; nothing was written") from fault
+    if header.is_append_time:
+        raise TimestampError("a producer sets no time of an append; nothing was written")
+    if header.is_control or not header.is_transactional:
         raise InvalidRequestError("the batch is not one of a transactional producer's data; nothing was written")
     if header.compression > Compression.ZSTD:
-        raise CorruptDataError(f"record batch has unknown compression {header.compression}")
+        raise InvalidRequestError(f"the batch has unknown compression {header.compression}; nothing was written")
     if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
         raise InvalidRequestError(
             f"a batch of {header.record_count} records has last offset delta {header.last_offset_delta}; nothing was "
@@ -113,8 +124,24 @@ def check_batch(batch: RawBatch) -> BatchHeader:
         )
     if header.base_sequence < 0 or header.producer_id < 0 or header.producer_epoch < 0:
         raise InvalidRequestError("the batch names no producer; nothing was written")
+    if header.compression == Compression.NONE:
+        _check_count(header, batch)
     check_crc(header, batch)
     return header
+
+
+def _check_count(header: BatchHeader, plain: RawBatch) -> None:
+    size = len(plain) - HEADER_BYTES
+    if header.record_count * _RECORD_BYTES_MIN > size:
+        raise InvalidRequestError(f"a batch claims {header.record_count} records in {size} bytes; nothing was written")
+
+
+class TimestampError(InvalidRequestError):
+    """A time that the topic does not take: INVALID_TIMESTAMP; nothing was written."""
+
+
+class MissingPartitionError(InvalidRequestError):
+    """A partition that the topic has not got: UNKNOWN_TOPIC_OR_PARTITION; nothing was written."""
 
 
 def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) -> list[CarriedFrame]:
@@ -127,21 +154,32 @@ def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) 
         author: Who writes.
 
     Raises:
-        CorruptDataError: it does not decompress, or its records do not parse.
+        CorruptDataError: it does not decompress, or its records do not parse, or are others than its header says.
         RecordTooLargeError: one of its records is.
-        InvalidRequestError: a partition that there is not, or records that the stream does not take.
+        MissingPartitionError: the topic has no such partition.
+        TimestampError: the topic does not take the time of one of its records.
+        InvalidRequestError: the stream does not take one of its records.
     """
     header = parse_header(batch)
     if target.is_partitioned and not 0 <= partition < target.segments:
-        raise InvalidRequestError(f"there is no partition {partition} among {target.segments}; nothing was written")
+        raise MissingPartitionError(f"there is no partition {partition} among {target.segments}; nothing was written")
     plain = uncompressed(header, batch, limit_bytes=DECOMPRESSED_BYTES_MAX)
+    _check_count(header, plain)
+    check_numbering(plain)
     limits = target.limits
     fits = len(plain) + _GROWTH_BYTES <= min(limits.batch_bytes, limits.record_bytes_max)
     if target.is_partitioned and fits and not target.is_each and not limits.needs_key:
         for timestamp in {header.base_timestamp, header.max_timestamp}:
-            limits.check_time(timestamp)
+            _check_time(limits, timestamp)
         return [_passed(header, plain, partition, author)]
     return _routed(header, plain, partition, target, author)
+
+
+def _check_time(limits: RecordLimits, timestamp: int) -> None:
+    try:
+        limits.check_time(timestamp)
+    except InvalidRequestError as fault:
+        raise TimestampError(str(fault)) from fault
 
 
 # Passed
@@ -248,7 +286,7 @@ def _routed(
     slots: dict[int, _OpenBatch] = {}
     frames: list[CarriedFrame] = []
     count = author.first
-    for record in _records(header, plain):
+    for record in _records(plain):
         key, value, timestamp = record.key, record.value, record.timestamp
         given = record.headers
         if given:
@@ -258,7 +296,7 @@ def _routed(
         else:
             given = []
         if is_timed:
-            limits.check_time(timestamp)
+            _check_time(limits, timestamp)
         if fixed is not None:
             at = fixed
         elif key is None:
@@ -284,11 +322,7 @@ def _routed(
     return sorted(frames, key=lambda frame: frame.first)
 
 
-def _records(header: BatchHeader, plain: RawBatch) -> list[DefaultRecord]:
-    try:
-        found = list(DefaultRecordBatch(plain))
-    except Exception as fault:  # the compiled reader lets errors of any class through
-        raise CorruptDataError(f"a record of a batch of {header.record_count} does not parse: {fault}") from fault
-    if len(found) != header.record_count:
-        raise CorruptDataError(f"record batch claims {header.record_count} records and holds {len(found)}")
-    return found
+def _records(plain: RawBatch) -> Iterable[DefaultRecord]:
+    """Return the records of a batch whose numbering was checked, so that all of them parse."""
+    records: Iterable[DefaultRecord] = DefaultRecordBatch(plain)
+    return records

@@ -26,6 +26,7 @@ from rollbridge.zookeeper.errors import (
     NodeNotEmptyError,
     NodeVersionMismatchError,
 )
+from rollbridge_gateway.carrying import MissingPartitionError, TimestampError
 from rollbridge_gateway.procedures import (
     LeftError,
     LostByOthersError,
@@ -62,6 +63,7 @@ class KafkaFault(Enum):
     TOO_LARGE = "too large"
     METADATA_TOO_LARGE = "metadata too large"
     TIMEOUT = "timeout"
+    TIMESTAMP = "timestamp"
     CORRUPT = "corrupt"
     INVALID_RECORD = "invalid record"
     GAP = "gap"
@@ -103,6 +105,8 @@ OF_ERROR: Final[Mapping[type[BaseException], KafkaFault]] = {
     NodeNotEmptyError: KafkaFault.AWAY,
     NodeVersionMismatchError: KafkaFault.AWAY,
     ours.CorruptDataError: KafkaFault.CORRUPT,
+    TimestampError: KafkaFault.TIMESTAMP,
+    MissingPartitionError: KafkaFault.NO_TOPIC,
     UnknownProducerError: KafkaFault.UNKNOWN_PRODUCER,
     NowhereToGoError: KafkaFault.NOWHERE,
     NothingWrittenError: KafkaFault.INVALID_RECORD,
@@ -118,6 +122,12 @@ OF_STEP: Final[Mapping[Step, KafkaFault]] = {
     Step.INVALID: KafkaFault.INVALID_STATE,
     Step.ABORTABLE: KafkaFault.ABORTABLE,
     Step.STALE: KafkaFault.FENCED,
+}
+
+_OF_BATCH: Final[Mapping[KafkaFault, KafkaFault]] = {
+    # Brokers say that a batch is corrupt where its checksum is wrong alone; then clients send it again.
+    KafkaFault.CORRUPT: KafkaFault.INVALID_RECORD,
+    KafkaFault.INVALID_REQUEST: KafkaFault.INVALID_RECORD,
 }
 
 _E = ErrorCode
@@ -138,6 +148,7 @@ _CODES: Final[Mapping[KafkaFault, ErrorCode]] = {
     KafkaFault.TOO_LARGE: _E.message_too_large,
     KafkaFault.METADATA_TOO_LARGE: _E.offset_metadata_too_large,
     KafkaFault.TIMEOUT: _E.invalid_transaction_timeout,
+    KafkaFault.TIMESTAMP: _E.invalid_timestamp,
     KafkaFault.CORRUPT: _E.corrupt_message,
     KafkaFault.INVALID_RECORD: _E.invalid_record,
     KafkaFault.GAP: _E.out_of_order_sequence_number,
@@ -166,6 +177,7 @@ _OF_TRANSACTION: Final = frozenset(
         KafkaFault.TOO_LARGE,
         KafkaFault.METADATA_TOO_LARGE,
         KafkaFault.TIMEOUT,
+        KafkaFault.TIMESTAMP,
         KafkaFault.CORRUPT,
         KafkaFault.INVALID_RECORD,
         KafkaFault.GAP,
@@ -199,7 +211,7 @@ def fault_of(error: BaseException) -> KafkaFault:
     if isinstance(error, RefusedError):
         return OF_STEP.get(error.step, KafkaFault.UNFORESEEN)
     if isinstance(error, NothingWrittenError) and type(error) is NothingWrittenError and error.__cause__ is not None:
-        return fault_of(error.__cause__)
+        return _OF_BATCH.get(fault := fault_of(error.__cause__), fault)
     for kind in type(error).__mro__:
         found = OF_ERROR.get(kind)
         if found is not None:

@@ -574,9 +574,9 @@ def _look_up(held: Held, pair: Pair) -> Procedure[ProducerState]:
         before = Pair(pair.producer_id, pair.epoch - 1)
         known, _, _ = yield FindLabel(before.label)
         previous = _previous(before, known)
-    producer, is_known = yield from _find(held, pair, previous)
-    if pair != newest and not is_known and previous is None:
-        raise UnknownProducerError(f"{pair} was handed out by no gateway, as far as is remembered")
+        if previous is None and (yield FindLabel(pair.label))[0] is KnownEnd.NONE:
+            raise UnknownProducerError(f"{pair} was handed out by no gateway, as far as is remembered")
+    producer, _ = yield from _find(held, pair, previous)
     has_ended = producer.state in (ProducerPhase.COMMITTED, ProducerPhase.ABORTED, ProducerPhase.LOST)
     if has_ended and producer.kept is None and pair.epoch < EPOCH_MAX:
         # With v2 its end may have been answered, and the next pair be in use: then this request comes late. So it may

@@ -167,12 +167,14 @@ UNTAGGED_ANSWERS: Final = frozenset((Api.API_VERSIONS,))
 def offered(broker: Mapping[int, VersionRange]) -> dict[int, VersionRange]:
     """Return what to advertise in front of a broker: our own APIs, and of the others what the broker has as well.
 
+    Of Produce and InitProducerId, too, which are relayed for producers without transactions.
+
     Args:
         broker: What the broker advertises.
     """
     found: dict[int, VersionRange] = {}
     for key, served in TABLE.items():
-        if served.room is Handling.OWN and key != Api.PRODUCE:
+        if served.room is Handling.OWN and key not in (Api.PRODUCE, Api.INIT_PRODUCER_ID):
             found[key] = VersionRange(served.low, served.high)
             continue
         theirs = broker.get(key)

@@ -23,7 +23,14 @@ from kio.serial._implicit_defaults import get_implicit_default
 from kio.serial._introspect import EntityField, EntityTupleField, classify_field, is_optional
 from kio.static.constants import EntityType
 
-from rollbridge_gateway.bounds import MalformedError, OutOfBoundsError, RawMessage, check_bounds, read_unsigned
+from rollbridge_gateway.bounds import (
+    MalformedError,
+    OutOfBoundsError,
+    RawMessage,
+    check_bounds,
+    read_unsigned,
+    skip_tags,
+)
 from rollbridge_gateway.versions import Api
 
 _HEAD: Final = struct.Struct(">hhih")
@@ -103,21 +110,10 @@ def read_head(data: RawMessage, *, is_flexible_request: Callable[[int, int], boo
             place += length
         # What is behind the head of an ApiVersions of the future is not read.
         if (key != Api.API_VERSIONS or 0 <= version <= API_VERSIONS_MAX) and is_flexible_request(key, version):
-            place = _skip_tags(data, place)
+            place = skip_tags(data, place)
     except (struct.error, UnicodeDecodeError, IndexError) as fault:
         raise MalformedError(f"not the head of a request: {fault}") from fault
     return Head(key, version, correlation, client_id, place)
-
-
-def _skip_tags(data: RawMessage, place: int) -> int:
-    count, place = read_unsigned(data, place)
-    for _ in range(count):
-        _, place = read_unsigned(data, place)
-        size, place = read_unsigned(data, place)
-        place += size
-        if place > len(data):
-            raise MalformedError("tagged fields are longer than their request")
-    return place
 
 
 def peek_produce(data: RawMessage, head: Head) -> Peeked:
@@ -181,7 +177,7 @@ def read_answer(data: RawMessage, key: int, version: int) -> Any:
     place = _CORRELATION.size
     if kind.__header_schema__.__flexible__:
         try:
-            place = _skip_tags(data, place)
+            place = skip_tags(data, place)
         except IndexError as fault:
             raise MalformedError("an answer without a head") from fault
     return _read(data, place, kind)

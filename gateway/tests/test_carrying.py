@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 from bisect import bisect_right
 from typing import Any
 
@@ -11,14 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
+from gateway.tests import claims
 from rollbridge.errors import CorruptDataError, InvalidRequestError, RecordTooLargeError
-from rollbridge.kafka.batches import BatchBuilder, Compression, is_frame, read_records, stamp, validate_frame
+from rollbridge.kafka.batches import (
+    BatchBuilder,
+    Compression,
+    compressed,
+    framed,
+    is_frame,
+    read_records,
+    stamp,
+    validate_frame,
+)
 from rollbridge.kafka.record_limits import RecordLimits
 from rollbridge.model.attribution import RECORD_HEADER, unpack_run
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import HASH_SEED
 from rollbridge.model.records import TopicLimits
 from rollbridge_gateway.carrying import BatchAuthor, Target, carry, check_batch
+from rollbridge_gateway.identity import Pair
 
 TXN = TransactionId.of(3, 5)
 NOW_MS = int(time.time() * 1000)
@@ -131,6 +143,40 @@ def test_what_an_adopted_topic_takes() -> None:
         carry(batch_of(old), 0, target(passed=True, before_ms=1_000), BatchAuthor(TXN.bytes, 0, 0))
     with pytest.raises(InvalidRequestError, match="partition"):
         carry(batch_of(old), 3, target(passed=True), BatchAuthor(TXN.bytes, 0, 0))
+
+
+def carried(batch: bytes) -> list[Any]:
+    check_batch(batch)
+    return carry(batch, 1, target(passed=True), BatchAuthor(TXN.bytes, 1_000, 0))
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.ZSTD])
+@pytest.mark.parametrize("count", [2, 9, 1 << 24])
+def test_nothing_is_made_of_a_count_that_the_bytes_do_not_hold(count: int, codec: Compression) -> None:
+    wrong = claims.batch(Pair(1 << 62, 4), claims.record(0), count, codec=codec)
+    tracemalloc.start()
+    try:
+        with pytest.raises((CorruptDataError, InvalidRequestError)):
+            carried(wrong)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("passed", [True, False])
+@pytest.mark.parametrize("codec", list(Compression))
+def test_records_that_are_numbered_wrongly_are_refused(codec: Compression, passed: bool) -> None:
+    builder = BatchBuilder(10_000)
+    for _ in range(3):
+        builder.append(NOW_MS, b"k", b"v")
+    wrong = bytearray(builder.build())
+    wrong[wrong.rindex(b"\4\2k")] = 6  # the last one is number 3
+    records, used = compressed(bytes(wrong[61:]), codec)
+    made = framed(records, codec=used, count=3, base_timestamp=NOW_MS, max_timestamp=NOW_MS)
+    batch = stamp(made, producer_id=1 << 62, producer_epoch=4, base_sequence=0)
+    check_batch(batch)
+    with pytest.raises(CorruptDataError, match="numbered"):
+        carry(batch, 1, target(passed=passed), BatchAuthor(TXN.bytes, 0, 0))
 
 
 @given(RECORDS, CODECS, st.booleans(), st.data())

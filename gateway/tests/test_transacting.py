@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -144,6 +145,7 @@ class OffsetServer(Server):
     def __init__(self) -> None:
         super().__init__()
         self.producers: OffsetProducers = OffsetProducers()
+        self.brokers = SimpleNamespace(versions={})
 
     def homes(self, client_id: str) -> Homes:
         return Homes([], are_sure=False)
@@ -154,6 +156,12 @@ class SomeRights(Rights):
 
     async def without(self, right: Any, topics: set[str]) -> dict[str, ErrorCode]:
         return {topic: ErrorCode.topic_authorization_failed for topic in topics if topic == "hidden"}
+
+    async def missing(self, places: Any) -> set[tuple[str, int]]:
+        return {where for where in places if where[1] == 99}
+
+    async def upstream(self) -> None:
+        """Nobody asks there for offsets of somebody outside of the group."""
 
 
 def commit_offsets(version: int, *parts: tuple[str, int, dict[str, Any]]) -> tuple[OffsetServer, dict[Any, ErrorCode]]:
@@ -200,16 +208,26 @@ def test_offsets_keep_what_is_committed_beside_them(version: int) -> None:
 def test_of_a_request_the_offsets_are_taken_whose_metadata_a_broker_takes() -> None:
     large = {"committed_metadata": "x" * 4_097}
     server, codes = commit_offsets(
-        5, ("a", 0, large), ("a", 1, {"committed_metadata": "x" * 4_096}), ("hidden", 0, large), ("hidden", 1, {})
+        5,
+        ("a", 0, large),
+        ("a", 1, {"committed_metadata": "x" * 4_096}),
+        ("a", 99, {}),
+        ("hidden", 0, large),
+        ("hidden", 1, {}),
     )
     assert codes == {
         ("a", 0): ErrorCode.offset_metadata_too_large,
+        ("a", 99): ErrorCode.unknown_topic_or_partition,
         ("a", 1): ErrorCode.none,
         ("hidden", 0): ErrorCode.topic_authorization_failed,
         ("hidden", 1): ErrorCode.topic_authorization_failed,
     }
     [commit] = server.producers.committed
     assert set(commit.offsets) == {("a", 1)}
-    assert Counter(server.refused) == {"offset_metadata_too_large": 1, "topic_authorization_failed": 1}
+    assert Counter(server.refused) == {
+        "offset_metadata_too_large": 1,
+        "topic_authorization_failed": 1,
+        "unknown_topic_or_partition": 1,
+    }
     server, codes = commit_offsets(5, ("a", 0, large))
     assert (server.producers.committed, codes) == ([], {("a", 0): ErrorCode.offset_metadata_too_large})

@@ -55,6 +55,12 @@ class Rights:
         self._upstream = upstream
         self._remembered_s = remembered_s
         self._allowed: dict[tuple[str, ...], float] = {}
+        self._partitions: dict[str, int] = {}
+
+    @property
+    def upstream(self) -> Callable[[], Awaitable[Upstream]]:
+        """Return the client's own connection to its broker."""
+        return self._upstream
 
     def _is_known(self, *what: str) -> bool:
         until = self._allowed.get(what)
@@ -62,12 +68,13 @@ class Rights:
 
     def _remember(self, *what: str) -> None:
         if len(self._allowed) >= REMEMBERED_MAX:
-            self._allowed.clear()
+            self.forget()
         self._allowed[what] = time.monotonic() + self._remembered_s
 
     def forget(self) -> None:
         """Ask for everything again: the client may be another one from now on."""
         self._allowed.clear()
+        self._partitions.clear()
 
     def knows(self, transactional_id: str, topics: Iterable[str] = ()) -> bool:
         """Return whether these are known to be allowed, so that there is nothing to ask."""
@@ -126,7 +133,20 @@ class Rights:
                 denied[topic] = _DENIED_TOPIC
             else:
                 self._remember(str(operation), topic)
+                self._partitions[topic] = len(item.partitions)
         return denied
+
+    async def missing(self, places: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Return those of the partitions that there are not; of topics that the client may read.
+
+        Raises:
+            BrokerGoneError: the broker does not answer.
+        """
+        wanted = [where for where in places if not 0 <= where[1] < self._partitions.get(where[0], 0)]
+        for topic, _ in wanted:
+            self._allowed.pop((str(READ), topic), None)  # it may have got more partitions
+        await self.without(READ, [topic for topic, _ in wanted])
+        return {where for where in wanted if not 0 <= where[1] < self._partitions.get(where[0], 0)}
 
     async def describable(self, transactional_ids: Iterable[str]) -> set[str]:
         """Return those of the transactional ids of which the client may know.

@@ -33,12 +33,14 @@ from rollbridge_gateway.procedures import (
     Incoming,
     LeftError,
     NotDoneError,
+    NothingWrittenError,
     NowhereToGoError,
     OffsetToCommit,
     Procedure,
     StartedProducer,
     Written,
 )
+from rollbridge_gateway.shell import groups
 from rollbridge_gateway.shell.access import READ, Rights
 from rollbridge_gateway.shell.parts import Services
 from rollbridge_gateway.shell.producing import Parcel, Ticket
@@ -52,6 +54,7 @@ HOMELESS_S: Final = 1.0
 PRODUCE_V2: Final = 12
 OFFSETS_V2: Final = 5
 END_V2: Final = 5
+_ACKS: Final = (-1, 0, 1)
 _ANSWERED: Final = (RollbridgeError, NotDoneError, TimeoutError)
 _PRODUCED_OFFSET: Final = -1
 """Base offset in answers: where a record stands is known at the commit."""
@@ -303,6 +306,11 @@ class Transacting:
         name = str(body.transactional_id)
         codes: dict[Where, ErrorCode] = {}
         messages: dict[Where, str] = {}
+        places = tuple((topic.name, tuple(part.index for part in topic.partition_data)) for topic in body.topic_data)
+        if body.acks not in _ACKS:
+            self._count(head, [ErrorCode.invalid_required_acks])
+            codes = {(str(name), int(n)): ErrorCode.invalid_required_acks for name, numbers in places for n in numbers}
+            return wire.write_answer(head.key, head.version, head.correlation, _produced(places, codes, messages))
         async with self._order:
             incoming = await self._incoming(name, body, head, codes, messages)
             ticket = await self._write(name, incoming, head, codes, messages) if incoming else None
@@ -311,7 +319,6 @@ class Transacting:
             codes |= {item.where: code for item in incoming if item.where not in codes}
         if body.acks == 0:
             return None
-        places = tuple((topic.name, tuple(part.index for part in topic.partition_data)) for topic in body.topic_data)
         if not codes and sum(len(partitions) for _, partitions in places) <= _PLACES_KEPT:
             return wire.numbered(_all_taken(head.version, places), head.correlation)
         return wire.write_answer(head.key, head.version, head.correlation, _produced(places, codes, messages))
@@ -335,7 +342,7 @@ class Transacting:
                     continue
                 try:
                     found.append(_incoming(where, known[where[0]], part.records))
-                except (CorruptDataError, InvalidRequestError) as fault:
+                except (CorruptDataError, NothingWrittenError) as fault:
                     codes[where], messages[where] = self._told(fault, head, name), str(fault)
         return found
 
@@ -382,16 +389,19 @@ class Transacting:
             for part in topic.partitions
         }
         ticket: Ticket | None = None
-        bad: dict[str, ErrorCode] = {}
+        bad: dict[Where, ErrorCode] = {}
         async with self._order:
             code = await self._refusal(head, name, group)
             if code is ErrorCode.none:
-                bad = await self._access.without(READ, {topic for topic, _ in offsets})
-                offsets = {where: item for where, item in offsets.items() if where[0] not in bad}
+                denied = await self._access.without(READ, {topic for topic, _ in offsets})
+                bad = {where: denied[where[0]] for where in offsets if where[0] in denied}
+                absent = await self._access.missing(where for where in offsets if where not in bad)
+                bad |= dict.fromkeys(absent, ErrorCode.unknown_topic_or_partition)
+                self._count(head, [*denied.values(), *(bad[where] for where in absent)])
+                offsets = {where: item for where, item in offsets.items() if where not in bad}
             # A broker, too, takes the others of the request.
             large = {where for where, item in offsets.items() if is_too_large(item.metadata)}
             offsets = {where: item for where, item in offsets.items() if where not in large}
-            self._count(head, bad.values())
             if code is ErrorCode.none:
                 self._count(head, [ErrorCode.offset_metadata_too_large] * len(large))
         if code is ErrorCode.none and offsets:
@@ -401,7 +411,7 @@ class Transacting:
         def told(where: Where) -> ErrorCode:
             if where in large and code is ErrorCode.none:
                 return ErrorCode.offset_metadata_too_large
-            return bad.get(where[0], code)
+            return bad.get(where, code)
 
         values = {
             "topics": [
@@ -431,6 +441,12 @@ class Transacting:
             str(getattr(body, "member_id", "")),
             getattr(body, "group_instance_id", None),
         )
+        async with self._order:
+            code = await groups.refusal(await self._access.upstream(), self._server.brokers.versions, commit)
+        if code is not ErrorCode.none:
+            self._count(head, [code])
+            logger.info("offsets of %s: group %s refuses %s: %s", name, group, commit.member or "them", code.name)
+            return code, None
         v2 = head.version >= OFFSETS_V2
 
         def make(stream: str, is_sure: bool) -> Callable[[Held], Procedure[Any]]:
@@ -472,7 +488,10 @@ def _committed(part: Any) -> OffsetToCommit:
 
 def _incoming(where: Where, stream: str, records: Any) -> Incoming:
     batch = b"" if records is None else bytes(records)
-    header = check_batch(batch)
+    try:
+        header = check_batch(batch)
+    except InvalidRequestError as fault:
+        raise NothingWrittenError(str(fault)) from fault
     return Incoming(
         where,
         stream,

@@ -1,0 +1,193 @@
+"""Batches that a broker refuses are refused at a gateway with its code, and claims cost their bytes and no more."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+
+import rollbridge
+from gateway.tests import claims
+from gateway.tests.claims import batch, produce, record
+from integration_tests.clients import Site, adopt, read_committed
+from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.kafka_tools import create_topic
+from integration_tests.patience import eventually
+from integration_tests.test_gateway_group_checks import Committer
+from integration_tests.test_gateway_hostile import Beside
+from rollbridge_devcluster.state import free_port
+from rollbridge_gateway import wire
+from rollbridge_gateway.identity import Pair
+from rollbridge_gateway.versions import Api
+
+MEMORY_MAX: Final = 768 << 20
+"""Decompressed batches of all writers, and the process."""
+
+
+@pytest.fixture
+def topic(site: Site, client: rollbridge.Bridge, topic_prefix: str) -> str:
+    """An adopted topic."""
+    create_topic(site.cluster.bootstrap_servers, topic_prefix)
+    adopt(client, topic_prefix)
+    return topic_prefix
+
+
+class Sender:
+    """A transactional producer that sends whatever it is given."""
+
+    def __init__(self, address: tuple[str, int], name: str) -> None:
+        starter = Committer(address, name)
+        starter.connection.close()
+        self.pair = Pair(int(starter.started.producer_id), int(starter.started.producer_epoch))
+        self._name = name
+        self._socket = socket.create_connection(address, 60)
+        self._answers = self._socket.makefile("rb")
+
+    def _ask(self, data: bytes, api: Api, version: int) -> Any:
+        self._socket.sendall(data)
+        size = int.from_bytes(self._answers.read(4), "big")
+        return wire.read_answer(self._answers.read(size), api, version)
+
+    def send(self, data: bytes) -> str:
+        """Send a Produce with its length; return the code in its answer."""
+        [topic] = self._ask(data, Api.PRODUCE, 12).responses
+        return str(topic.partition_responses[0].error_code.name)
+
+    def begin(self, topic: str) -> None:
+        """Begin a transaction with a record, which has sequence number 0."""
+        first = produce(self._name, topic, batch(self.pair, record(0), 1, sequence=0))
+        eventually(lambda: self.send(first) == "none", "the partition's leader is known")
+
+    def commit(self) -> str:
+        """Commit; return the code in the answer."""
+        values = {"transactional_id": self._name, "producer_id": self.pair.producer_id, "committed": True}
+        request = wire.write_request(Api.END_TXN, 5, 1, "claims", {**values, "producer_epoch": self.pair.epoch})
+        return str(self._ask(wire.framed(request), Api.END_TXN, 5).error_code.name)
+
+    def close(self) -> None:
+        self._answers.close()
+        self._socket.close()
+
+
+def wrong(name: str, topic: str, pair: Pair) -> Iterator[tuple[str, bytes]]:
+    """What is wrong, and a Produce with it. The next sequence number is 1.
+
+    Left out is what brokers take, or have no answer to: batches with the time of an append, and none at all.
+    """
+
+    def sent(what: str, made: bytes, **given: int) -> tuple[str, bytes]:
+        return what, produce(name, topic, made, **given)
+
+    one, two = record(0), record(0) + record(1)
+    yield sent("count too high", batch(pair, two, 3))
+    yield sent("count too low", batch(pair, two, 1))
+    yield sent("count none", batch(pair, b"", 0, last=0))
+    yield sent("count below zero", batch(pair, one, -1, last=0))
+    yield sent("count of all", batch(pair, one, claims.INT_MAX))
+    yield sent("last offset too high", batch(pair, one, 1, last=4))
+    yield sent("last offset below zero", batch(pair, one, 1, last=-2))
+    yield sent("record too long", batch(pair, record(0, size=99), 1))
+    yield sent("record too short", batch(pair, record(0, size=3), 1))
+    yield sent("record of no size", batch(pair, record(0, size=-1), 1))
+    yield sent("headers that are not there", batch(pair, record(0, headers=4), 1))
+    yield sent("headers below zero", batch(pair, record(0, headers=-1), 1))
+    yield sent("bytes behind", batch(pair, one + b"\0\0\0", 1))
+    yield sent("no sequence", batch(pair, one, 1, sequence=-1))
+    yield sent("sequence gap", batch(pair, one, 1, sequence=7))
+    yield sent("control", batch(pair, one, 1, attributes=0x30))
+    yield sent("time ahead", batch(pair, one, 1, times=(1 << 45, 1 << 45)))
+    yield sent("checksum", batch(pair, one, 1, crc=1))
+    yield sent("magic", batch(pair, one, 1, magic=1))
+    yield sent("longer than it is", batch(pair, one, 1, length=400))
+    yield sent("two batches", batch(pair, one, 1) + batch(pair, one, 1, sequence=2))
+    yield sent("partition", batch(pair, one, 1), partition=99)
+    yield sent("acks 2", batch(pair, one, 1), acks=2)
+    yield sent("acks -2", batch(pair, one, 1), acks=-2)
+
+
+def test_wrong_batches_are_refused_as_by_a_broker_and_spoil_nothing(
+    site: Site, gateway: GatewayProcess, topic: str, unique_name: Callable[[str], str]
+) -> None:
+    servers, name = site.cluster.bootstrap_servers, unique_name("sender")
+    plain = unique_name("plain")
+    create_topic(servers, plain)
+    host, port = servers.split(",")[0].rsplit(":", 1)
+    found: dict[str, list[str]] = {}
+    for address, where in (((host, int(port)), plain), (("127.0.0.1", gateway.port + 1), topic)):
+        with closing(Sender(address, name)) as sender:
+            sender.begin(where)
+            for what, data in wrong(name, where, sender.pair):
+                found.setdefault(what, []).append(sender.send(data))
+            assert sender.send(produce(name, where, batch(sender.pair, record(0), 1))) == "none"
+            assert sender.commit() == "none"
+        assert [message.value() for message in read_committed(servers, [where])] == [b"v", b"v"]
+    assert {what: codes for what, codes in found.items() if codes[0] != codes[1]} == {}
+    assert "none" not in chain.from_iterable(found.values())
+
+
+# What claims cost
+
+
+@pytest.fixture
+def strained(site: Site, tmp_path: Path, unique_name: Callable[[str], str]) -> Iterator[tuple[GatewayProcess, str]]:
+    """A gateway, and where it says how it does."""
+    servers, health = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root), free_port()
+    arguments = [f"--metrics=127.0.0.1:{health}", "--request-seconds=5"]
+    with GatewayProcess(servers, unique_name("gateway"), tmp_path, arguments) as process:
+        yield process, f"http://127.0.0.1:{health}/healthz"
+
+
+@contextmanager
+def watched(gateway: GatewayProcess, health: str) -> Iterator[list[str]]:
+    """Ask a gateway all the time how it does; what was wrong, and how much memory it had."""
+    wrong_ones: list[str] = []
+    ended, process = threading.Event(), psutil.Process(gateway.pid)
+
+    def look() -> None:
+        while not ended.is_set():
+            if process.memory_info().rss > MEMORY_MAX:
+                wrong_ones.append(f"it has {process.memory_info().rss >> 20} MiB")
+            try:
+                urllib.request.urlopen(health, timeout=60).close()
+            except urllib.error.HTTPError as fault:
+                with fault:
+                    wrong_ones.append(fault.read().decode())
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield wrong_ones
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_claims_cost_their_bytes_and_no_more(
+    strained: tuple[GatewayProcess, str], topic: str, ledger: str, unique_name: Callable[[str], str]
+) -> None:
+    """Of batches, and of lists in requests; a producer beside goes on, and the gateway is healthy all the time."""
+    (gateway, health), name = strained, unique_name("claims")
+    address = ("127.0.0.1", gateway.port + 1)
+    with watched(gateway, health) as wrong_ones, Beside(gateway, ledger, unique_name("beside")) as beside:
+        with closing(Sender(address, name)) as sender:
+            sender.begin(topic)
+            for made in claims.batches(sender.pair):
+                assert sender.send(produce(name, topic, made)) not in ("none", "unknown_server_error")
+        for request in claims.lists(topic):
+            with socket.create_connection(address, 60) as connection, suppress(ConnectionError):
+                connection.sendall(request)
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65_536):
+                    pass
+        beside.await_more()
+    assert wrong_ones == []
+    assert "Traceback" not in gateway.log.read_text(errors="replace")

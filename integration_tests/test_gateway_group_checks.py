@@ -1,0 +1,184 @@
+"""Offsets sent to a transaction are judged by their consumer group at once, at a gateway as at a broker."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from datetime import timedelta
+from typing import Final, NamedTuple
+
+import pytest
+from confluent_kafka import Consumer
+from kio.schema.errors import ErrorCode
+from kio.schema.init_producer_id.v5.request import InitProducerIdRequest
+from kio.schema.init_producer_id.v5.response import InitProducerIdResponse
+from kio.schema.txn_offset_commit.v5.request import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
+from kio.schema.txn_offset_commit.v5.response import TxnOffsetCommitResponse
+from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
+from kio.static.primitive import i16, i32, i32Timedelta, i64
+
+from integration_tests.clients import Site, until
+from integration_tests.gateways import GatewayProcess
+from integration_tests.kafka_tools import create_topic
+from rollbridge.kafka.connection import Connection
+from rollbridge.model.group_offsets import GroupMember, parse_group_metadata
+
+PROTOCOLS: Final = ("classic", "consumer")
+
+
+class Committer:
+    """A transactional producer that sends offsets, and nothing else, by hand."""
+
+    def __init__(self, address: tuple[str, int], transactional_id: str) -> None:
+        self.connection = Connection(*address)
+        self._id = TransactionalId(transactional_id)
+        request = InitProducerIdRequest(
+            transactional_id=self._id,
+            transaction_timeout=i32Timedelta.parse(timedelta(minutes=10)),
+            producer_id=ProducerId(-1),
+            producer_epoch=i16(-1),
+        )
+
+        def is_started() -> bool:
+            self.started = self.connection.call(request, InitProducerIdResponse)
+            return self.started.error_code is ErrorCode.none
+
+        until(is_started)
+
+    def send(self, member: GroupMember, topic: str, *places: tuple[int, int, str]) -> list[ErrorCode]:
+        """Send the offset and the metadata of partitions; return the code of each."""
+        request = TxnOffsetCommitRequest(
+            transactional_id=self._id,
+            group_id=GroupId(member.group_id),
+            producer_id=self.started.producer_id,
+            producer_epoch=self.started.producer_epoch,
+            generation_id=i32(member.generation),
+            member_id=member.member_id,
+            group_instance_id=member.instance_id,
+            topics=(
+                TxnOffsetCommitRequestTopic(
+                    name=TopicName(topic),
+                    partitions=tuple(
+                        TxnOffsetCommitRequestPartition(
+                            partition_index=i32(partition),
+                            committed_offset=i64(offset),
+                            committed_leader_epoch=i32(-1),
+                            committed_metadata=metadata,
+                        )
+                        for partition, offset, metadata in places
+                    ),
+                ),
+            ),
+        )
+        passing = {ErrorCode.coordinator_load_in_progress, ErrorCode.concurrent_transactions}
+
+        found: dict[int, ErrorCode] = {}
+
+        def is_answered() -> bool:
+            answer = self.connection.call(request, TxnOffsetCommitResponse)
+            found.update({item.partition_index: item.error_code for item in answer.topics[0].partitions})
+            return not passing & set(found.values())
+
+        until(is_answered)
+        return [found[partition] for partition, _, _ in places]
+
+
+class Both(NamedTuple):
+    """The same producer at a broker and at a gateway."""
+
+    broker: Committer
+    gateway: Committer
+
+    def send(self, member: GroupMember, topic: str, *places: tuple[int, int, str]) -> list[str]:
+        """Send the same to both; return the codes, which have to be the same."""
+        found = [code.name for code in self.broker.send(member, topic, *places)]
+        assert [code.name for code in self.gateway.send(member, topic, *places)] == found
+        return found
+
+
+@pytest.fixture
+def both(site: Site, gateway: GatewayProcess, orders: str, unique_name: Callable[[str], str]) -> Iterator[Both]:
+    host, port = site.cluster.bootstrap_servers.split(",")[0].rsplit(":", 1)
+    name = unique_name("committer")
+    found = Both(Committer((host, int(port)), name), Committer(("127.0.0.1", gateway.port + 1), name))
+    yield found
+    for committer in found:
+        committer.connection.close()
+
+
+@pytest.fixture
+def topic(site: Site, topic_prefix: str) -> str:
+    """A topic that consumers read."""
+    create_topic(site.cluster.bootstrap_servers, topic_prefix, 2)
+    return topic_prefix
+
+
+def joined(stack: ExitStack, servers: str, group: str, topic: str, *before: Consumer, **settings: object) -> Consumer:
+    """A member of a group, which has got partitions; so have those before it."""
+    consumer = Consumer({"bootstrap.servers": servers, "group.id": group, "enable.auto.commit": False, **settings})
+    stack.callback(consumer.close)
+    consumer.subscribe([topic])
+    members = (*before, consumer)
+
+    def is_shared() -> bool:
+        for member in members:
+            member.poll(0.1)
+        return all(0 < len(member.assignment()) <= 2 // len(members) for member in members)
+
+    until(is_shared)
+    return consumer
+
+
+def member_of(consumer: Consumer) -> GroupMember:
+    return parse_group_metadata(consumer.consumer_group_metadata())
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_members_and_generations_are_judged_as_by_a_broker(
+    site: Site, both: Both, topic: str, unique_name: Callable[[str], str], protocol: str
+) -> None:
+    servers, group = site.cluster.bootstrap_servers, unique_name("group")
+    place = (0, 5, "")
+    with ExitStack() as stack:
+        first = joined(stack, servers, group, topic, **{"group.protocol": protocol})
+        before = member_of(first)
+        assert both.send(before, topic, place) == ["none"]
+        assert both.send(before._replace(generation=before.generation + 1), topic, place) == ["illegal_generation"]
+        assert both.send(before._replace(member_id="ghost"), topic, place) == ["unknown_member_id"]
+        assert both.send(before._replace(member_id=""), topic, place) == ["unknown_member_id"]
+        assert both.send(GroupMember(group), topic, place) == ["none"]
+        joined(stack, servers, group, topic, first, **{"group.protocol": protocol})
+        after = member_of(first)
+        assert after.generation > before.generation
+        assert both.send(before, topic, place) == ["illegal_generation"]
+        assert both.send(after, topic, place) == ["none"]
+    assert both.send(after, topic, place) in (["unknown_member_id"], ["illegal_generation"])
+    assert both.send(GroupMember(group), topic, place) == ["none"]
+
+
+def test_a_static_member_that_was_replaced_is_fenced(
+    site: Site, both: Both, topic: str, unique_name: Callable[[str], str]
+) -> None:
+    servers, group = site.cluster.bootstrap_servers, unique_name("group")
+    with ExitStack() as stack:
+        static = {"group.instance.id": "one"}
+        member = member_of(joined(stack, servers, group, topic, **static))
+        assert both.send(member, topic, (0, 5, "")) == ["none"]
+        replaced = member_of(joined(stack, servers, group, topic, **static))
+        assert both.send(replaced, topic, (0, 5, "")) == ["none"]
+        assert both.send(member, topic, (0, 5, "")) == ["fenced_instance_id"]
+        assert both.send(replaced._replace(instance_id="two"), topic, (0, 5, "")) == ["unknown_member_id"]
+
+
+def test_other_mistakes_have_the_codes_of_a_broker(both: Both, topic: str, unique_name: Callable[[str], str]) -> None:
+    nobody = GroupMember(unique_name("group"))
+    assert both.send(nobody._replace(generation=3, member_id="ghost"), topic, (0, 1, "")) == ["illegal_generation"]
+    assert both.send(nobody, topic, (0, 1, ""), (99, 1, ""), (1, 1, "x" * 5_000)) == [
+        "none", "unknown_topic_or_partition", "offset_metadata_too_large"
+    ]  # fmt: skip
+    assert both.send(nobody, f"{topic}.none", (0, 1, "")) == ["unknown_topic_or_partition"]
+    assert both.send(GroupMember(""), topic, (0, 1, "")) == ["invalid_group_id"]
