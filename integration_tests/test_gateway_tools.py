@@ -169,6 +169,18 @@ def test_a_stream_is_described_as_an_empty_topic_with_the_settings_of_its_buffer
     assert lines_of(at_gateway(CONFIGS, *configs, known.virtual)) == lines_of(at_broker.replace(buffer, known.virtual))
 
 
+def test_internal_topics_are_left_out_where_consumers_leave_out_those_of_kafka(known: Known, at_gateway: Run) -> None:
+    """As Java's consumers do with what a pattern matches, by what Metadata says; brokers do not know that of ours."""
+    prefix = known.plain.partition(".")[0]
+    ours = {topic for topic in at_gateway(TOPICS, "--list").split() if prefix in topic}
+    shown = {topic for topic in at_gateway(TOPICS, "--list", "--exclude-internal").split() if prefix in topic}
+    segments = {f"{known.virtual}.segment-{number}.epoch-0" for number in range(2)}
+    assert shown == {known.plain, known.adopted, known.virtual} | segments
+    assert len(ours - shown) >= 4, "two buffers, the commit log and what has ended"
+    said = at_gateway(OFFSETS, "--exclude-internal-topics")
+    assert {line.split(":")[0] for line in said.split() if prefix in line} == shown
+
+
 @pytest.mark.parametrize(
     ("program", "arguments", "advice"),
     [

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
@@ -36,6 +36,7 @@ from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i32
 
 from rollbridge.model.gateways import GATEWAYS_FROM
+from rollbridge.model.names import is_hidden
 
 _GATEWAY_IDS: Final = 1_000_000_000
 _DIGITS: Final = 10
@@ -104,10 +105,12 @@ class View:
     Attributes:
         gateways: Live gateways, this one included.
         virtual: Virtual topics: their names, and the number of their partitions.
+        logs: Commit logs. They, buffers and snapshots are told to be internal, so that patterns leave them out.
     """
 
     gateways: Sequence[Gateway]
     virtual: Mapping[str, int]
+    logs: Container[str] = ()
 
     def address(self, client_id: str | None, broker: int) -> tuple[str, int]:
         """Return where a client finds a broker: host and port."""
@@ -159,12 +162,13 @@ class View:
             asked: Virtual topics that are described in it.
             denied: Those that the client is not told of, and why.
         """
-        return replace(answer, topics=(*answer.topics, *self._wanted(type(answer), asked, brokers, denied)))
+        known = map(self._marked, answer.topics)
+        return replace(answer, topics=(*known, *self._wanted(type(answer), asked, brokers, denied)))
 
     def _topics(
         self, answer: Any, brokers: Sequence[int], asked: Iterable[Any] | None, denied: Mapping[str, ErrorCode]
     ) -> list[Any]:
-        known = [item for item in answer.topics if item.name not in self.virtual]
+        known = [self._marked(item) for item in answer.topics if item.name not in self.virtual]
         if not brokers:
             return known
         if asked is None:
@@ -172,6 +176,15 @@ class View:
         else:
             wanted = [str(item.name) for item in asked if item.name is not None and str(item.name) in self.virtual]
         return [*known, *self._wanted(type(answer), wanted, brokers, denied)]
+
+    def _marked(self, topic: Any) -> Any:
+        """Return a topic as internal if it is one of rollbridge's; Metadata 0 does not say it."""
+        if hasattr(topic, "is_internal") and topic.name is not None and self._is_internal(str(topic.name)):
+            return replace(topic, is_internal=True)
+        return topic
+
+    def _is_internal(self, name: str) -> bool:
+        return name in self.logs or is_hidden(name)
 
     def _wanted(
         self, answer: type[Any], wanted: Iterable[str], brokers: Collection[int], denied: Mapping[str, ErrorCode]

@@ -75,6 +75,24 @@ TOPIC = {
 }
 
 
+@pytest.mark.parametrize(
+    ("key", "version"), [(Api.METADATA, 1), (Api.METADATA, 13), (Api.DESCRIBE_TOPIC_PARTITIONS, 0)]
+)
+def test_topics_of_ours_are_internal_and_those_of_others_are_not(key: Api, version: int) -> None:
+    ours = [
+        "topics.orders.transaction-buffer",
+        "topics.orders.transaction-buffer.epoch-3",
+        "topics.default.commit-log",
+        "topics.__transaction_buffer_snapshot_indexes",
+        "__terminated_txn_state_topics.default",
+    ]
+    others = ["orders", "payments.all.commit-log", "topics.orders.segment-0.epoch-1", "orders.transaction-buffer"]
+    found = answer(key, version, {"topics": [{**TOPIC, "name": name} for name in (*ours, *others)]})
+    view = View(GATEWAYS, {}, frozenset(("topics.default.commit-log",)))
+    told = view.metadata(found, "me", None) if key == Api.METADATA else view.describe_topics(found, (1,), ())
+    assert [str(item.name) for item in told.topics if item.is_internal] == ours
+
+
 @pytest.mark.parametrize("version", range(14))
 def test_metadata(version: int) -> None:
     view = View(GATEWAYS, {"sales.orders": 8})

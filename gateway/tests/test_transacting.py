@@ -63,7 +63,7 @@ class Server:
         self.producers = Producers()
         self.refused: list[str] = []
         self.topics = self
-        self.known = KnownTopic({TOPIC: "sales/orders"}, frozenset((TOPIC,)), {TOPIC: f"{TOPIC}.b"}, {}, {})
+        self.known = KnownTopic({TOPIC: "sales/orders"}, frozenset((TOPIC,)), {TOPIC: f"{TOPIC}.b"}, {}, {}, {})
 
     def count_written(self, batches: Any, faults: Any) -> None:
         pass

@@ -283,6 +283,11 @@ def is_group_topic(topic: str) -> bool:
     return topic.endswith(_COMMIT_LOG) or is_compacted_topic(topic) or _BUFFER_TOPIC.fullmatch(topic) is not None
 
 
+def is_hidden(topic: str) -> bool:
+    """Return whether nobody but rollbridge reads a topic, by its name alone; commit logs have names that others use."""
+    return is_compacted_topic(topic) or _BUFFER_TOPIC.fullmatch(topic) is not None
+
+
 def is_internal(topic: str) -> bool:
     """Return whether a topic is, by its name, an internal one of Kafka or of rollbridge."""
     return topic.startswith("__") or is_group_topic(topic) or is_segment_topic(topic)

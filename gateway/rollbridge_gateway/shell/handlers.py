@@ -366,8 +366,6 @@ class ClientConnection:
             asked = {str(item.name) for item in body.topics if str(item.name) in view.virtual and item.name >= first}
         else:
             asked = set() if body.cursor else set(view.virtual)  # all are asked for: with the first of the answers
-        if not asked and len(theirs) == len(body.topics):
-            return await (await self.relay(data))
         answer = await self._answer_about(head, replace(body, topics=theirs), is_asked=bool(theirs or not body.topics))
         denied = await self._hidden(asked)
         if not body.topics:

@@ -141,7 +141,7 @@ class Server:
     def view(self) -> View:
         """Return what clients are told of the cluster."""
         virtual = dict.fromkeys(self.topics.known.virtual, self.settings.partitions)
-        return View(self._gateways or (self.me(),), virtual)
+        return View(self._gateways or (self.me(),), virtual, frozenset(self.topics.known.logs.values()))
 
     def is_chosen(self, client_id: str | None) -> bool:
         """Return whether this is the gateway that a client is told to come to."""

@@ -15,7 +15,6 @@ from rollbridge.calls import answers_within
 from rollbridge.connection import Bridge
 from rollbridge.errors import NothingServedError, RollbridgeError
 from rollbridge.model.gateways import LackingRight
-from rollbridge.model.names import GroupName
 from rollbridge.model.records import StreamConfig
 from rollbridge.model.topic_names import TopicNames
 
@@ -39,6 +38,7 @@ class KnownTopic:
         virtual: Names that are no topics of the brokers'.
         buffers: A topic of rollbridge's own of each stream, whose rights are those of the stream.
         groups: Name of a stream of each transaction group.
+        logs: Commit log of each transaction group.
         clashes: Stream by the name of its virtual topic, where brokers have a topic of that name, which wins.
     """
 
@@ -46,6 +46,7 @@ class KnownTopic:
     virtual: frozenset[str]
     buffers: Mapping[str, str]
     groups: Mapping[str, str]
+    logs: Mapping[str, str]
     clashes: Mapping[str, str]
 
 
@@ -57,6 +58,7 @@ def known_of(configs: Iterable[StreamConfig], at_brokers: Collection[str]) -> Kn
         virtual=frozenset(topic for topic, config in names.streams.items() if not config.topic),
         buffers={topic: config.buffer_topic for topic, config in names.streams.items()},
         groups={str(config.group): str(config.name) for config in names.streams.values()},
+        logs={str(config.group): config.group.commit_log_topic for config in names.streams.values()},
         clashes={topic: str(config.name) for topic, config in names.clashes.items()},
     )
 
@@ -105,9 +107,8 @@ class Topics:
         """Return what a gateway needs in Kafka for the streams that it knows, as if it lacked all of it."""
         known = self.known
         found = [LackingRight("Write", known.buffers[topic], stream) for topic, stream in known.streams.items()]
-        logs = {group: GroupName.parse(group).commit_log_topic for group in known.groups}
         found += [LackingRight("Describe", topic, known.streams[topic]) for topic in known.virtual]
-        return found + [LackingRight("Read", logs[group], stream) for group, stream in known.groups.items()]
+        return found + [LackingRight("Read", known.logs[group], stream) for group, stream in known.groups.items()]
 
     def saw(self, answers: Iterable[Any]) -> None:
         """Note which topics brokers have, by an answer to Metadata; of what is not to be described it says nothing."""
