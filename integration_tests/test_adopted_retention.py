@@ -12,10 +12,13 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
+from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, adopt, read_committed, until
 from integration_tests.command_line import Cli
 from integration_tests.gateways import GatewayProcess, Servers
-from integration_tests.patience import PATIENCE_S
+from integration_tests.patience import PATIENCE_S, eventually
+from integration_tests.test_adopted_owners import FAST
+from rollbridge.kafka.topics import TopicAdmin
 
 KEPT_MS = 1
 """Brokers look every five minutes, so that records stay for as long as a test needs them."""
@@ -101,3 +104,27 @@ def test_a_gateway_says_what_the_topic_will_not_keep(
         said = gateway.log.read_text()
     assert f"topic {topic} keeps records for 0:00:00.001000 (retention.ms)" in said
     assert f"what it wrote to topic {topic} before " in said
+
+
+def test_what_a_day_ago_was_written_stays_where_retention_counts_from_the_commit(tmp_path: Path) -> None:
+    names = ("kept", "swept")
+    with LocalCluster(kafka_settings=FAST) as cluster, Site(cluster, "/retention", tmp_path) as site:
+        kafka = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+        # A file of the log is closed behind records whose times are so far from what follows, such as a marker.
+        hour = {"retention.ms": str(3_600_000), "segment.ms": str(60_000)}
+        for made in kafka.create_topics([NewTopic(name, 1, 1, config=hour) for name in names]).values():
+            made.result(60)
+        yesterday_ms = int(time.time() * 1000) - 24 * 3_600_000
+        with site.connect("loader", rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)) as client:
+            for name in names:
+                adopt(client, name, partitioner="murmur2", timestamps="commit" if name == "kept" else "writer")
+            with client.transaction(*names) as txn:
+                for name in names:
+                    for number in range(10):
+                        txn.write(name, key=b"k", value=b"%d" % number, timestamp=yesterday_ms + number)
+        admin, places = TopicAdmin(cluster.bootstrap_servers), [(name, 0) for name in names]
+        eventually(lambda: admin.start_offsets(places)["swept", 0] >= 10, "Kafka has swept")
+        assert admin.start_offsets(places)["kept", 0] == 0
+        times = [message.timestamp()[1] for message in read_committed(cluster.bootstrap_servers, ["kept"])]
+    assert [later - times[0] for later in times] == list(range(10)), "as far from each other as they were"
+    assert times[-1] > yesterday_ms + 23 * 3_600_000

@@ -321,7 +321,7 @@ def _warn_of_retention(routes: Iterable[Route], lease: timedelta) -> None:
         if FOREVER < route.kept_ms < lease // timedelta(milliseconds=1):
             _leases.warning(
                 "topic %s keeps records for %s (retention.ms), and a transaction that writes to it may stay open for "
-                "%s: what is older at its commit is deleted by the brokers soon after; give a shorter lease or a "
+                "%s: what is older at its commit may be deleted by the brokers soon after; give a shorter lease or a "
                 "longer retention.ms, or let it count from the commit: rollbridge stream update %s --timestamps commit",
                 route.topic,
                 timedelta(milliseconds=route.kept_ms),

@@ -170,7 +170,7 @@ def outlived(topic: str, kept_ms: int, begun_ms: int, at_ms: int) -> str | None:
     until = datetime.fromtimestamp((at_ms - kept_ms) / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     return (
         f"what it wrote to topic {topic} before {until} is older than the topic keeps records (retention.ms="
-        f"{kept_ms}): brokers delete it as soon as it is committed"
+        f"{kept_ms}): brokers may delete it as soon as it is committed"
     )
 
 
