@@ -8,7 +8,7 @@ from datetime import timedelta
 from typing import Final, NamedTuple
 
 import pytest
-from confluent_kafka import Consumer
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v5.request import InitProducerIdRequest
 from kio.schema.init_producer_id.v5.response import InitProducerIdResponse
@@ -24,6 +24,7 @@ from kio.static.primitive import i16, i32, i32Timedelta, i64
 from integration_tests.clients import Site, until
 from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic
+from integration_tests.test_gateway_librdkafka import producer_of, topic_of, values
 from rollbridge.kafka.connection import Connection
 from rollbridge.model.group_offsets import GroupMember, parse_group_metadata
 
@@ -182,3 +183,37 @@ def test_other_mistakes_have_the_codes_of_a_broker(both: Both, topic: str, uniqu
     ]  # fmt: skip
     assert both.send(nobody, f"{topic}.none", (0, 1, "")) == ["unknown_topic_or_partition"]
     assert both.send(GroupMember(""), topic, (0, 1, "")) == ["invalid_group_id"]
+
+
+@pytest.mark.parametrize("is_before", [True, False], ids=["before", "after"])
+def test_a_rebalance_costs_a_producer_its_transaction_and_nothing_else(
+    site: Site, gateway: GatewayProcess, orders: str, topic: str, unique_name: Callable[[str], str], is_before: bool
+) -> None:
+    """A second member joins before or after offsets are sent; nothing is read and written twice."""
+    servers, group = site.cluster.bootstrap_servers, unique_name("group")
+    place = TopicPartition(topic, 0, 5)
+    producer = producer_of(gateway, unique_name("producer"))
+    producer.init_transactions(60)
+    with ExitStack() as stack:
+        first = joined(stack, servers, group, topic)
+        producer.begin_transaction()
+        producer.produce(topic_of(orders), "lost")
+        stale = first.consumer_group_metadata()
+        if is_before:
+            joined(stack, servers, group, topic, first)
+        with pytest.raises(KafkaException) as refused:  # noqa: PT012 - which of them depends on the case
+            producer.send_offsets_to_transaction([place], stale, 60)
+            assert not is_before
+            joined(stack, servers, group, topic, first)
+            producer.commit_transaction(60)
+        error = refused.value.args[0]
+        assert error.txn_requires_abort(), error
+        assert not error.fatal()
+        producer.abort_transaction(60)
+        assert first.committed([place], 60)[0].offset < 0
+        producer.begin_transaction()
+        producer.produce(topic_of(orders), "kept")
+        producer.send_offsets_to_transaction([place], first.consumer_group_metadata(), 60)
+        producer.commit_transaction(60)
+        until(lambda: first.committed([place], 60)[0].offset == 5)
+    assert values(site.committed(orders)) == {b"kept": 1}

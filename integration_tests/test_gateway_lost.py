@@ -49,13 +49,14 @@ def test_a_producer_in_java_goes_on_after_its_lease_has_run_out(
     lease, same_id = {"transaction.timeout.ms": 1_000}, client.client(client_name(topic))
     with JavaProducer(gateway.address, topic, tmp_path / "java.log", client=version, settings=lease) as java:
         java.do("init")
-        for number in range(2):
+        for number, then in enumerate(("commit", f"send {topic} 2 9", "commit")):
             java.do("begin")
             java.write(topic, number, number + 1)
             label = Pair(*map(int, java.do("state").split())).label
             eventually(lambda label=label: same_id.outcome(label=label).aborted, "its lease has run out")  # type: ignore[misc]
-            with pytest.raises(JavaError) as refused:
-                java.do("commit")
+            with pytest.raises(JavaError) as refused:  # noqa: PT012 - what is sent is answered later
+                java.do(then)
+                java.do("await")
             kinds = {"TransactionAbortableException", "KafkaException", "InvalidPidMappingException"}
             assert refused.value.kind in kinds
             java.do("abort")

@@ -57,6 +57,10 @@ async def refusal(upstream: Upstream, versions: Mapping[int, VersionRange], comm
         group = await _described(upstream, _CONSUMER_GROUP_DESCRIBE, 0, {"group_ids": [commit.group]})
         if group.error_code is ErrorCode.none:
             return _of_members({str(item.member_id): int(item.member_epoch) for item in group.members}, commit)
+        if group.error_code is ErrorCode.topic_authorization_failed:
+            return (
+                ErrorCode.none
+            )  # members read topics that the client may not see; the leader asks again at the commit
         if group.error_code is not ErrorCode.group_id_not_found:
             return ErrorCode(group.error_code)
     return await _of_classic_group(upstream, commit)
