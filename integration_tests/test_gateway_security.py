@@ -780,7 +780,7 @@ def test_the_doctor_sees_gateways_behind_tls_and_login_and_what_they_lack(
     eventually(lambda: state_of("gateway gateway-1", secured) == "running", "it is said to run")
     servers = Servers(secured.bootstrap_servers, secured.zookeeper, secured.root)
     environment = secured.environment("gateway")
-    [_, log] = [right.name for right in rights_of_a_gateway(ORDERS, GROUP) if right.resource is Resource.TOPIC]
+    log = GROUP.commit_log_topic
     with (
         secured.denied("gateway", Right(Resource.TOPIC, BUFFERS[0], ("Write",), "")),
         secured.denied("gateway", Right(Resource.TOPIC, log, ("Read",), "")),

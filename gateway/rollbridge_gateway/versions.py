@@ -150,6 +150,7 @@ TABLE: Final[Mapping[int, Served]] = {
     49: _relayed(1),  # AlterClientQuotas
     50: _relayed(0),  # DescribeUserScramCredentials
     51: _relayed(0),  # AlterUserScramCredentials
+    55: _relayed(1, "v2 names addresses of controllers"),  # DescribeQuorum
     57: _relayed(2),  # UpdateFeatures
     64: _relayed(0),  # UnregisterBroker
     68: _relayed(1),  # ConsumerGroupHeartbeat
