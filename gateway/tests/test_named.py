@@ -9,7 +9,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 
 from rollbridge_gateway import wire
-from rollbridge_gateway.named import BROKER_RESOURCE, NAMINGS, TOPIC_RESOURCE
+from rollbridge_gateway.named import BROKER_RESOURCE, NAMINGS
 from rollbridge_gateway.versions import TABLE, Api
 
 STREAM, TOPIC = "sales.orders", "plain"
@@ -89,7 +89,6 @@ def test_a_stream_is_not_changed_and_who_may_not_know_of_it_is_not_told_that(key
 
 def test_a_broker_of_the_name_of_a_stream_is_none() -> None:
     asked = {"resource_name": STREAM, "resource_type": BROKER_RESOURCE, "name": STREAM}
-    assert BROKER_RESOURCE != TOPIC_RESOURCE
     theirs, ours = NAMINGS[Api.DESCRIBE_CONFIGS].split(request(Api.DESCRIBE_CONFIGS, 4, asked), {STREAM: COUNT})
     assert len(theirs) == 1
     assert not ours
