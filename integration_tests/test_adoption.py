@@ -14,10 +14,10 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, adopt, consumer_of, consumer_raises, read_committed
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
-from rollbridge.errors import ConflictError, NotFoundError, StreamBusyError, StreamNotFoundError, StreamRecreatedError
+from rollbridge.errors import NotFoundError, StreamBusyError, StreamNotFoundError, StreamRecreatedError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
-from rollbridge.model.changes import TOPIC_GROWN, TOPIC_RECREATED
+from rollbridge.model.changes import TOPIC_RECREATED
 from rollbridge.model.requests import AdminAnswer
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -56,14 +56,14 @@ def native(site: Site, topic: str, values: list[bytes], partitioner: str = "murm
     assert producer.flush(30) == 0
 
 
-def messages(site: Site, topic: str) -> list[Message]:
+def messages(site: Site, topic: str, partitions: int = PARTITIONS) -> list[Message]:
     """What a plain ``read_committed`` consumer finds in all partitions."""
-    return read_committed(site.cluster.bootstrap_servers, [topic], partitions=PARTITIONS)
+    return read_committed(site.cluster.bootstrap_servers, [topic], partitions=partitions)
 
 
-def found(site: Site, topic: str) -> list[bytes | None]:
+def found(site: Site, topic: str, partitions: int = PARTITIONS) -> list[bytes | None]:
     """The values of these."""
-    return [message.value() for message in messages(site, topic)]
+    return [message.value() for message in messages(site, topic, partitions)]
 
 
 def test_a_topic_of_which_the_leader_has_not_heard_yet_is_adopted(
@@ -186,19 +186,15 @@ def create_anew(site: Site, kafka: AdminClient, topic: str) -> None:
     native(site, topic, [b"other-%d" % number for number in range(400)])
 
 
-@pytest.mark.parametrize("anew", [False, True], ids=["grown", "anew"])
 def test_new_readers_see_what_the_owner_has_done_before_any_leader_does(
-    site: Site, client: rollbridge.Bridge, kafka: AdminClient, topic: str, anew: bool
+    site: Site, client: rollbridge.Bridge, kafka: AdminClient, topic: str
 ) -> None:
     native(site, topic, [b"before"])
     stream = str(adopt(client, topic, partitioner="murmur2").config.name)
-    expected = StreamRecreatedError if anew else ConflictError
+    expected = StreamRecreatedError
     site.stop_coordinator()
     try:
-        create_anew(site, kafka, topic) if anew else grow(kafka, topic)
-        topics = TopicAdmin(site.cluster.bootstrap_servers)
-        count = PARTITIONS + (not anew)
-        eventually(lambda: topics.describe([topic])[topic].partitions == count, "brokers know the topic")
+        create_anew(site, kafka, topic)
         assert client.admin.describe(topic).fault is None, "nobody has looked"
         for name in (topic, stream):
             with site.connect("later") as later, pytest.raises(expected, match="release the topic and adopt it again"):
@@ -216,9 +212,8 @@ def poll_on(consumer: rollbridge.Consumer) -> None:
 
 
 @pytest.mark.parametrize("name", ["topic", "stream"])
-@pytest.mark.parametrize("anew", [False, True], ids=["grown", "anew"])
 def test_readers_say_what_the_owner_of_an_adopted_topic_has_done(
-    site: Site, client: rollbridge.Bridge, kafka: AdminClient, topic: str, name: str, anew: bool
+    site: Site, client: rollbridge.Bridge, kafka: AdminClient, topic: str, name: str
 ) -> None:
     native(site, topic, [b"before-%d" % number for number in range(80)])
     stream = str(adopt(client, topic).config.name)
@@ -241,33 +236,28 @@ def test_readers_say_what_the_owner_of_an_adopted_topic_has_done(
         consumer.commit(asynchronous=False)
         ours = next(item for item in log if stream in item.counts())
         assert len(list(ours.records())) == len(KEYS)
-        create_anew(site, kafka, topic) if anew else grow(kafka, topic)
-        code = TOPIC_RECREATED if anew else TOPIC_GROWN
+        create_anew(site, kafka, topic)
         eventually(
-            lambda: (fault := client.admin.describe(stream).fault) and fault.code == code, "the leader has noticed"
+            lambda: (fault := client.admin.describe(stream).fault) and fault.code == TOPIC_RECREATED,
+            "the leader has noticed",
         )
-        expected = StreamRecreatedError if anew else ConflictError
+        expected = StreamRecreatedError
         for _ in range(2):  # it does not go on after the error either
             with pytest.raises(expected, match="release the topic and adopt it again"):
                 for _ in reader:
                     pass
             with consumer_raises(expected, match="release the topic and adopt it again"):
                 poll_on(consumer)
-        if anew:
-            with pytest.raises(StreamRecreatedError):
-                list(ours.records())
-        else:
-            assert len(list(ours.records())) == len(KEYS), "nothing of a transaction is in another partition"
+        with pytest.raises(StreamRecreatedError):
+            list(ours.records())
     with pytest.raises(expected, match="release the topic and adopt it again"):
         client.reader(read)
     with consumer_raises(expected), consumer_of(site.cluster, site.root, group, read) as consumer:
         consumer.poll(1.0)
     with client.transactions(stream.split("/")[0]) as log:
         ours = next(item for item in log if stream in item.counts())
-        if anew:
-            with pytest.raises(StreamRecreatedError):
-                list(ours.records())
+        with pytest.raises(StreamRecreatedError):
+            list(ours.records())
     client.admin.release_topic(topic)
-    adopt(client, topic, partitioner="murmur2", check=anew)
-    wanted = 400 if anew else 120
-    assert sum(1 for _ in client.reader(read, follow=False)) == wanted
+    adopt(client, topic, partitioner="murmur2")
+    assert sum(1 for _ in client.reader(read, follow=False)) == 400

@@ -138,8 +138,11 @@ def test_an_adopted_topic_is_looked_at_and_remains_its_owners(patient: Patient, 
         session.delete(paths.adopted(topic))
     assert patient.findings()["topic-index"]["severity"] == "problem"
     kafka.create_partitions([NewPartitions(topic, 3)])[topic].result(120)
-    until(lambda: "topic-grown" in patient.findings())
-    assert f"rollbridge stream adopt {topic}" in patient.findings()["topic-grown"]["remedy"]
+    until(lambda: "partitions-added" in patient.findings())
+    assert patient.findings()["partitions-added"]["severity"] == "warning"
+    patient.site.start_coordinator()
+    until(lambda: patient.findings() == {})
+    patient.site.stop_coordinator()
     kafka.delete_topics([topic])[topic].result(120)
     until(lambda: "topic-deleted" in patient.findings())
     until(lambda: topic not in TopicAdmin(cluster.bootstrap_servers).list_topics())

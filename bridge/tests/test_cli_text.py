@@ -27,7 +27,7 @@ from rollbridge.client.admin import StreamDescription
 from rollbridge.consumer.records import Origin, Record, record_of
 from rollbridge.errors import InvalidRangesError, InvalidRequestError, LocalEnvironmentError, RecordTooLargeError
 from rollbridge.model.attribution import RECORD_HEADER, pack_record_header
-from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, StreamFault
+from rollbridge.model.changes import TOPIC_DELETED, StreamFault
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges
@@ -372,7 +372,7 @@ def test_a_stream_with_a_fault_is_in_error_wherever_it_is_shown() -> None:
     assert "error buffer-lost" in own
     assert "active" not in own
     assert "active" in adopted
-    assert "\nstate    error topic-grown\n" in description(OWN, fault="topic-grown")
+    assert "\nstate    error topic-deleted\n" in description(OWN, fault=TOPIC_DELETED)
     assert "\nstate    active\n" in description(OWN)
 
 
@@ -383,9 +383,8 @@ def test_an_adopted_topic_shows_where_streams_do() -> None:
     assert own.split()[-1] == "-"
     assert adopted.split()[-1] == "orders"
     assert "\ntopic " not in description(OWN)
-    assert "orders, adopted with 1 partition; keys by murmur2\n" in description(ADOPTED)
+    assert "orders, 1 partition; keys by murmur2\n" in description(ADOPTED)
     assert "beside what the topic's own settings let Kafka delete" in description(ADOPTED)
     assert "keys by murmur2; sealed, the stream has left it" in description(ADOPTED, left=True)
     assert "topic's own settings" not in description(ADOPTED, left=True)
     assert "its transactions wait: it has 6" in description(ADOPTED, TOPIC_DELETED)
-    assert "transactions wait" not in description(ADOPTED, TOPIC_GROWN)

@@ -5,7 +5,7 @@ written down under its name), ``partial-seal`` (one partition of a topic is clos
 deleted with its stream), ``settings-lost`` (it does not get its settings back), ``configures`` (it gets others at
 adoption), ``deaf-watch`` (what a look has found holds nothing up), ``silent-leave`` (a scale leaves the topic without
 being asked to), ``name-is-identity`` (topics of one name are taken for one), ``sticky-stream`` (a release leaves the
-stream's record).
+stream's record), ``half-grown`` (partitions are taken in by an epoch, and the stream's record does not say so).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import random
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -26,7 +26,15 @@ from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import CreateNode, DeleteNode, NodeOperation, Retention, StreamConfig, StreamState
+from rollbridge.model.records import (
+    CreateNode,
+    DeleteNode,
+    NodeOperation,
+    Retention,
+    SetNode,
+    StreamConfig,
+    StreamState,
+)
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.faults import Faults
@@ -87,14 +95,19 @@ class TopicsWorld(World):
         if "sticky-stream" in self.faults:
             gone = paths.truncation(ORDERS), paths.retention(ORDERS), paths.stream(ORDERS), paths.epochs(ORDERS)
             return [item for item in operations if not (isinstance(item, DeleteNode) and item.path in gone[2:])]
+        if "half-grown" in self.faults and self.acting.startswith("watch_topics"):
+            epochs = f"{paths.epochs(ORDERS)}/"
+            if any(isinstance(item, CreateNode) and item.path.startswith(epochs) for item in operations):
+                return [item for item in operations if not isinstance(item, SetNode)]
         return operations
 
 
 class DeafFaults(Faults):
     """A defect: nothing waits for a topic that is lost."""
 
-    def _holds(self, _: str) -> bool:
-        return False
+    def first_of(self, _: Collection[str]) -> str | None:
+        """Not what it promises."""
+        return None
 
     def is_lost(self, _: str) -> bool:
         """Not what it promises."""
@@ -231,6 +244,8 @@ class Ours:
     buffers: dict[str, str]
     records: list[Record] = field(default_factory=list)
     pieces: dict[PieceKey, int] = field(default_factory=dict)
+    in_topic: dict[str, int] = field(default_factory=dict)
+    """Partition of the topic for which each record was written, while the stream was on it."""
     ended: str = ""
     outcome: ControlRecord | None = None
 
@@ -296,11 +311,19 @@ class Client:
     def _write(self, attempt: Ours) -> None:
         name = self.rng.choice(list(attempt.begin.streams))
         stream = StreamName.parse(name)
-        epoch = history_of(self.world, stream).record(attempt.begin.streams[name])
+        history = history_of(self.world, stream)
+        epoch = history.record(attempt.begin.streams[name])
+        if self.rng.random() < 0.5:  # it has noticed which partitions there are now
+            epoch = history.grown_from(epoch.epoch)
         record = self._record()
-        position = stream_config(self.world, stream).keys.position(record.key.encode())
+        config = stream_config(self.world, stream)
+        if config.is_on_topic(epoch):
+            config = replace(config, partitions=len(epoch.segments))
+        position = config.keys.position(record.key.encode())
         record = replace(record, transaction=str(attempt.id), sequence=len(attempt.records))
         number, place = epoch.segment_at(position).id.number, attempt.begin.places[name]
+        if config.is_on_topic(history.active):
+            attempt.in_topic[record.value] = int(number)
         attempt.records.append(record)
         piece = PieceKey(0, place, number)
         attempt.pieces[piece] = attempt.pieces.get(piece, 0) + 1
@@ -414,7 +437,7 @@ class Keeper:
     def _is_on_topic(self, config: StreamConfig) -> bool:
         if config.state is StreamState.DELETING:
             return False
-        return history_of(self.world, ORDERS).active.epoch == config.first_epoch
+        return config.is_on_topic(history_of(self.world, ORDERS).active)
 
     def _ask(self, title: str, kind: RequestKind, stream: StreamName, **more: Any) -> None:
         body = AdminRequest(kind=kind, stream=str(stream), created_ms=0, buffer_partitions=1, **more)
@@ -440,5 +463,7 @@ class Keeper:
             return
         if (title, answer.code) in (("leave", "invalid-ranges"), ("release", "invalid-request")) and not stays:
             return  # an earlier leave, which was half done, was carried out meanwhile
+        if (title, answer.code) == ("leave", "invalid-ranges") and history_of(self.world, ORDERS).records[1:]:
+            return  # partitions were added since it was asked for, and taken in
         if not title.startswith("refused") and not answer.ok and answer.code not in MAY_FAIL:
             self.faults.append(f"{title} is answered {answer.code}: {answer.message}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,19 +16,19 @@ from coordinator.tests.sim_world import SEALED, TOPIC_SETTINGS, Record, World, s
 from rollbridge.errors import ConflictError
 from rollbridge.model import paths
 from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.changes import SUSPENDED, TOPIC_CLOSED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, StreamFault
+from rollbridge.model.changes import SUSPENDED, TOPIC_CLOSED, TOPIC_DELETED, TOPIC_RECREATED, StreamFault
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord
+from rollbridge.model.epochs import check_chain
 from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import FOREVER, RecordTimes, Retention, StreamConfig, TopicLimits
+from rollbridge.model.records import FOREVER, SEGMENTS_MAX, RecordTimes, Retention, StreamConfig, TopicLimits
 from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.model.sn import EMPTY
 from rollbridge_coordinator.procedures.streams import create_stream
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.effects import Steps
-from rollbridge_coordinator.state.faults import Faults
 
 GROUP = GroupName("topics")
 ORDERS, OTHER = StreamName("topics", "orders"), StreamName("topics", "other")
@@ -54,8 +54,8 @@ class Scene(LedWorld):
     def release(self) -> AdminAnswer:
         return self.answer(RequestKind.RELEASE_TOPIC, ORDERS, topic=TOPIC)
 
-    def leave(self) -> str:
-        return self.ask(RequestKind.SCALE_STREAM, ORDERS, seal=(0,), ranges=((0.0, 1 / PARTITIONS),), leave_topic=True)
+    def leave(self, high: tuple[float] = (1 / PARTITIONS,)) -> str:
+        return self.ask(RequestKind.SCALE_STREAM, ORDERS, seal=(0,), ranges=((0.0, *high),), leave_topic=True)
 
     def ask(self, kind: RequestKind, stream: StreamName | None = None, **more: Any) -> str:
         name = "" if stream is None else str(stream)
@@ -77,17 +77,31 @@ class Scene(LedWorld):
         self, stream: StreamName = ORDERS, segment: int = 0, conditions: Sequence[StreamCondition] = ()
     ) -> TransactionId:
         """Ask for the commit of a transaction with one record."""
+        return self.end(self.open(stream, conditions), {segment: 1}, conditions)
+
+    def open(
+        self, stream: StreamName = ORDERS, conditions: Sequence[StreamCondition] = ()
+    ) -> tuple[str, TransactionId]:
+        """Begin a transaction; return the stream that it writes to, and its id."""
         self.counter += 1
         epochs = {str(name): int(history_of(self.world, name).active.reference_epoch) for name in {stream, ORDERS}}
         epochs = {str(stream): epochs[str(stream)], **(epochs if conditions else {})}
         identifier = TransactionId.of(epochs[str(stream)], self.counter)
-        key, place = PieceKey(0, 0, segment), next(iter(epochs))
         begin = BeginFrame(f"c{self.counter}", 0, None, 10_000_000, epochs).encode()
         for name in epochs:
             self._send(identifier, name, FrameHeader(FrameKind.BEGIN, identifier.bytes), begin)
-        row = f'[["t", "{identifier}", "{identifier}", 0]]'.encode()
-        self._send(identifier, place, FrameHeader(FrameKind.DATA, identifier.bytes, 0, segment, 0, 1), row)
-        manifest = Manifest({key: 1}, (), tuple(conditions)).encode()
+        return next(iter(epochs)), identifier
+
+    def end(
+        self, began: tuple[str, TransactionId], pieces: Mapping[int, int], conditions: Sequence[StreamCondition] = ()
+    ) -> TransactionId:
+        """Write a record to each segment, and ask for the commit."""
+        place, identifier = began
+        for count, segment in enumerate(pieces):
+            row = f'[["t", "{identifier}", "{identifier}", {count}]]'.encode()
+            self._send(identifier, place, FrameHeader(FrameKind.DATA, identifier.bytes, 0, segment, count, 1), row)
+        keys = {PieceKey(0, 0, segment): count for segment, count in pieces.items()}
+        manifest = Manifest(keys, (), tuple(conditions)).encode()
         self._send(identifier, place, FrameHeader(FrameKind.COMMIT, identifier.bytes), manifest)
         return identifier
 
@@ -210,17 +224,85 @@ def test_what_a_restored_zookeeper_says_of_a_topic_is_put_right(scene: Scene, fo
 # The watch
 
 
-def test_what_is_open_on_a_topic_that_has_grown_is_committed(scene: Scene) -> None:
+def test_added_partitions_are_taken_in_and_what_is_open_goes_on_in_all_of_them(scene: Scene) -> None:
+    before = scene.open()
     scene.world.grow(TOPIC)
-    scene.until(lambda: scene.fault() == TOPIC_GROWN)
-    assert scene.committed_soon(scene.commit())
+    scene.world.produce(shard(TOPIC, PARTITIONS), Record("n", "n=1"))
+    scene.until(lambda: scene.config.partitions == PARTITIONS + 1)
+    history = history_of(scene.world, ORDERS)
+    assert [(record.cause, len(record.segments)) for record in history.records] == [("create", 3), ("grown", 4)]
+    assert check_chain(history.records) == []
+    assert [history.graph.predecessors(item.id) for item in history.active.segments] == [{}] * 4, "nothing was sealed"
+    assert scene.committed_soon(scene.end(before, {1: 1, PARTITIONS: 1}))
+    assert scene.committed_soon(scene.commit(segment=PARTITIONS))
+    added = [row.value for _, row in scene.world.topics[shard(TOPIC, PARTITIONS)].visible()]
+    assert len(added) == 3
+    assert added[0] == "n=1"
+    assert not scene.fault()
     assert scene.release().ok
     scene.assert_plain()
+    assert not scene.terms_ended
+
+
+def test_a_transaction_may_not_name_a_partition_that_there_is_not_yet(scene: Scene) -> None:
+    began = scene.open()
+    ended = scene.end(began, {PARTITIONS: 1})
+    scene.until(lambda: scene.outcome(ended) is not None)
+    outcome = scene.outcome(ended)
+    assert outcome is not None
+    assert outcome.kind is ControlKind.ABORT
+    assert f"has no segment {PARTITIONS}" in outcome.reason
+
+
+def test_a_topic_grows_again_and_again_and_can_be_left(scene: Scene) -> None:
+    began = scene.open()
+    for count in (PARTITIONS + 1, PARTITIONS + 2):
+        scene.world.grow(TOPIC)
+        scene.until(lambda count=count: scene.config.partitions == count)
+        scene.take_over()
+    scene.world.grow(TOPIC)  # nobody has seen that when the stream leaves
+    answer = scene.answered(scene.leave((1 / (PARTITIONS + 3),)))
+    assert answer.ok, answer.message
+    history = history_of(scene.world, ORDERS)
+    assert check_chain(history.records) == []
+    assert len(history.ended_with(history.active.epoch)) == PARTITIONS + 3, "the one that was added last is left, too"
+    # What was begun before all of that is rolled, into duplicates of the epoch that the topic has grown to.
+    assert scene.committed_soon(scene.end(began, {0: 1, PARTITIONS + 1: 1}))
+    history = history_of(scene.world, ORDERS)
+    assert check_chain(history.records) == []
+    assert not scene.terms_ended
+
+
+def test_a_topic_with_more_partitions_than_a_stream_can_have_goes_on_with_those_that_it_had(scene: Scene) -> None:
+    real = scene.world.state_of
+    scene.world.state_of = lambda name: replace(real(name), partitions=SEGMENTS_MAX + 1)  # type: ignore[method-assign]
+    scene.steps()
+    assert scene.config.partitions == PARTITIONS
+    assert scene.committed_soon(scene.commit())
+    assert scene.answered(scene.leave()).code == "invalid-request"
+    assert not scene.terms_ended
+
+
+def test_a_topic_that_is_made_anew_with_more_partitions_is_another_one(scene: Scene) -> None:
+    scene.world.lose(TOPIC)
+    scene.world.create(TOPIC, PARTITIONS + 1)
+    scene.until(lambda: scene.fault() == TOPIC_RECREATED)
+    assert scene.config.partitions == PARTITIONS
+
+
+def test_the_fault_of_an_earlier_release_goes_and_the_partitions_are_taken_in(scene: Scene) -> None:
+    left = StreamFault("topic orders has 4 partitions, and had 3", "topic-grown", TOPIC, 0)
+    scene.world.nodes[paths.stream_fault(ORDERS)] = left.to_json()
+    scene.world.grow(TOPIC)
+    scene.take_over()
+    assert scene.committed_soon(scene.commit())
+    assert not scene.fault()
+    assert scene.config.partitions == PARTITIONS + 1
 
 
 def test_a_refusal_of_a_topic_that_has_grown_holds_up_nobody_else(scene: Scene) -> None:
     scene.world.grow(TOPIC)
-    scene.until(lambda: scene.fault() == TOPIC_GROWN)
+    scene.until(lambda: scene.config.partitions == PARTITIONS + 1)
     scene.world.refuses = lambda effect, _: (
         fx.EffectRefusedError(effect, "no", code="TOPIC_AUTHORIZATION_FAILED", topic=TOPIC)
         if isinstance(effect, fx.MergeFrames | fx.AppendTogether) and TOPIC in {item[0][0] for item in effect.items}
@@ -233,7 +315,6 @@ def test_a_refusal_of_a_topic_that_has_grown_holds_up_nobody_else(scene: Scene) 
     assert scene.outcome(waiting) is None
     scene.world.refuses = lambda *_: None
     scene.until(lambda: scene.committed(waiting))
-    scene.until(lambda: scene.fault() == TOPIC_GROWN)
     assert not scene.terms_ended
 
 
@@ -274,7 +355,7 @@ def test_a_topic_that_may_not_be_described_hides_no_other(scene: Scene) -> None:
 
     scene.world.execute = execute  # type: ignore[method-assign]
     scene.world.grow(TOPIC)
-    scene.until(lambda: scene.fault() == TOPIC_GROWN)
+    scene.until(lambda: scene.config.partitions == PARTITIONS + 1)
 
 
 def test_how_long_the_topic_keeps_records_is_followed_and_times_are_whose_was_asked_for(scene: Scene) -> None:
@@ -367,7 +448,7 @@ def suspended_leave(scene: Scene) -> str:
 
 def test_an_earlier_fault_does_not_end_the_suspension_of_a_leaving(scene: Scene) -> None:
     suspended_leave(scene)
-    left = StreamFault("of an earlier leader", TOPIC_GROWN, TOPIC, 0)
+    left = StreamFault("of an earlier leader", TOPIC_CLOSED, TOPIC, 0)
     scene.world.nodes[paths.stream_fault(ORDERS)] = left.to_json()
     scene.take_over()
     waiting = scene.commit()
@@ -521,22 +602,6 @@ def test_a_new_topic_is_not_truncated_by_the_stream_of_the_old_one(scene: Scene)
 
 
 # Faults
-
-
-def test_a_refusal_takes_the_place_of_a_fault_that_nobody_waits_for() -> None:
-    faults = Faults()
-    grown, refused = StreamFault("", TOPIC_GROWN, TOPIC, 0), StreamFault("", "INVALID_RECORD", TOPIC, 0)
-    faults.restore("a/b", grown)
-    assert faults.first_of(["a/b"]) is None
-    assert faults.note("a/b", refused, 5)
-    assert faults.first_of(["a/b"]) == "a/b"
-    assert not faults.note("a/b", replace(refused, code="OTHER"), 5)
-
-
-def test_a_suspended_stream_takes_nothing_whatever_it_is_in_an_error_state_for() -> None:
-    faults = Faults()
-    faults.suspend("a/b", StreamFault("", TOPIC_GROWN, TOPIC, 0))
-    assert faults.first_of(["a/b"]) == "a/b"
 
 
 def test_what_a_topic_keeps_is_its_owners_to_say_until_the_stream_leaves_it(scene: Scene) -> None:

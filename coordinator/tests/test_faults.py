@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator.tests.makers import Bench
-from rollbridge.model.changes import SUSPENDED, TOPIC_GROWN, StreamFault
+from rollbridge.model.changes import SUSPENDED, StreamFault
 from rollbridge.model.group_offsets import GroupOffsets
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge.model.transaction import State
@@ -304,12 +304,3 @@ def test_a_buffer_that_two_takeovers_in_a_row_cannot_read_is_left_out_for_a_whil
     assert not suspects.left_out(2.0 + LEFT_OUT_S), "tried again by the next takeover"
     suspects.note("a", "damaged", 2.0 + LEFT_OUT_S)
     assert not suspects.left_out(2.0 + LEFT_OUT_S)
-
-
-def test_a_refusal_holds_up_what_a_grown_topic_does_not() -> None:
-    """Or it would be asked for again at once, for ever."""
-    faults = Faults()
-    faults.restore(ORDERS, StreamFault("it has more partitions", TOPIC_GROWN, "orders", NOW_MS))
-    assert faults.first_of([ORDERS]) is None
-    assert faults.note(ORDERS, StreamFault("denied", "TOPIC_AUTHORIZATION_FAILED", "orders", NOW_MS), NOW_MS)
-    assert faults.first_of([ORDERS]) == ORDERS

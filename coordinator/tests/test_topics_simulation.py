@@ -33,6 +33,7 @@ from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, Topic, sh
 from rollbridge.errors import RollbridgeError
 from rollbridge.model import paths
 from rollbridge.model.control import ControlKind
+from rollbridge.model.epochs import EpochCause, check_chain
 from rollbridge.model.records import Group, StreamState
 from rollbridge.model.requests import AdminRequest, RequestKind
 from rollbridge_coordinator.state import effects as fx
@@ -74,6 +75,8 @@ class Run:
         self.is_waiting = False
         self.suspended = 0
         """How many scales have waited half done."""
+        self.grown = 0
+        """How often the stream was looked at when it had taken in partitions last."""
         self.lost_ends: tuple[str, int] | None = None
         body = AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(OTHER), segments=1, created_ms=0)
         self.world.request(GROUP, body.to_json())
@@ -242,6 +245,10 @@ class Run:
             return
         self.lost_ends = None
         history = history_of(self.world, ORDERS)
+        self.broken.extend(check_chain(history.records, history.first, history.born))
+        if config.is_on_topic(history.active) and config.partitions != len(history.active.segments):
+            self.broken.append(f"the stream has {config.partitions} partitions, and not {len(history.active.segments)}")
+        self.grown += len(history.records) > 1 and history.records[-1].cause is EpochCause.GROWN
         for segment in history.segments():
             end = history.sealed_end(segment)
             if end is not None and config.places.is_adopted(segment):
@@ -306,6 +313,13 @@ class Run:
         for value in expected:
             if found[value] != 1:
                 self.broken.append(f"{value} is visible {found[value]} times")
+        for name, log in self.world.topics.items():
+            topic, _, number = name.partition("#")
+            for _, row in log.visible() if topic == TOPIC else ():
+                for client in self.clients:
+                    for attempt in client.all:
+                        if attempt.in_topic.get(row.value, int(number or 0)) != int(number or 0):
+                            self.broken.append(f"{row.value} stands in {name}")
         self.broken.extend(f"{value} is visible, and was never committed" for value in found.keys() - expected)
 
 
@@ -340,6 +354,7 @@ def test_many_histories_of_an_adopted_topic_cover_what_they_are_for() -> None:
         counts.update(history.owner.counts)
         counts.update({f"{title} {code}": count for (title, code), count in history.keeper.answers.items()})
         counts["suspended"] += history.suspended
+        counts["taken in"] += history.grown
     assert not {name: counts[name] for name, least in LEAST.items() if counts[name] < least}, counts
     assert not CRASH_AT - points.keys(), sorted(CRASH_AT - points.keys())
 
@@ -362,6 +377,7 @@ LEAST = {
     "truncate ok": 50,
     "truncate conflict": 30,
     "suspended": 10,
+    "taken in": 100,
 }
 """How often what has to happen in 50 histories for them to be worth something."""
 CRASH_AT = frozenset(
@@ -384,6 +400,7 @@ DEFECTS = (
     "silent-leave",
     "name-is-identity",
     "sticky-stream",
+    "half-grown",
 )
 
 

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError
 from rollbridge.kafka.batches import (
     HEADER_BYTES,
     BatchHeader,
@@ -156,13 +156,13 @@ def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) 
     Raises:
         CorruptDataError: it does not decompress, or its records do not parse, or are others than its header says.
         RecordTooLargeError: one of its records is.
-        MissingPartitionError: the topic has no such partition.
+        MissingPartitionError: the topic has no such partition, or it has not been taken in yet.
         TimestampError: the topic does not take the time of one of its records.
         InvalidRequestError: the stream does not take one of its records.
     """
     header = parse_header(batch)
     if target.is_partitioned and not 0 <= partition < target.segments:
-        raise MissingPartitionError(f"there is no partition {partition} among {target.segments}; nothing was written")
+        raise MissingPartitionError(f"there is no partition {partition} among {target.segments} so far; nothing was written")
     plain = uncompressed(header, batch, limit_bytes=DECOMPRESSED_BYTES_MAX)
     _check_count(header, plain)
     check_numbering(plain)

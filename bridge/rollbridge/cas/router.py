@@ -64,7 +64,7 @@ class SegmentRouter:
     def limits(self) -> TopicLimits | None:
         """What the active segments take if they are partitions of an adopted topic."""
         view = self._catalog.view(self._name)
-        return view.config.limits_in(view.history.active.epoch)
+        return view.config.limits_in(view.history.active)
 
     @property
     def round_bytes_max(self) -> int:

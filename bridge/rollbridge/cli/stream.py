@@ -33,7 +33,7 @@ from rollbridge.cli.tables import counted, moment, table
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import InvalidRangesError, LocalEnvironmentError
-from rollbridge.model.changes import TOPIC_GROWN, StreamFault
+from rollbridge.model.changes import StreamFault
 from rollbridge.model.epochs import EpochHistory, EpochRecord
 from rollbridge.model.health import shown_state, stream_state
 from rollbridge.model.ids import SegmentId
@@ -569,8 +569,7 @@ def description_text(found: StreamDescription) -> str:
     )
     lines = [f"{name:<9}{value}" for name, value in about]
     if found.fault is not None:
-        what = "part of the topic is not read" if found.fault.code == TOPIC_GROWN else "its transactions wait"
-        lines += [f"ERROR    since {moment(found.fault.since_ms)} {what}: {found.fault.reason}"]
+        lines += [f"ERROR    since {moment(found.fault.since_ms)} its transactions wait: {found.fault.reason}"]
     if found.scaling_wait is not None:
         lines.append(f"WAITS    since {moment(found.scaling_wait.since_ms)} to be scaled: {found.scaling_wait.reason}")
     lines += ["", _segment_table(found.active, found.partitions), ""]
@@ -582,12 +581,12 @@ def description_text(found: StreamDescription) -> str:
 
 
 def _is_on_topic(found: StreamDescription) -> bool:
-    return bool(found.config.topic) and found.active.epoch == found.config.first_epoch
+    return found.config.is_on_topic(found.active)
 
 
 def _about_topic(found: StreamDescription) -> str:
     config = found.config
-    text = f"{config.topic}, adopted with {counted(config.partitions, 'partition')}; keys by {config.partitioner}"
+    text = f"{config.topic}, {counted(config.partitions, 'partition')}; keys by {config.partitioner}"
     return text if _is_on_topic(found) else f"{text}; sealed, the stream has left it for topics of its own"
 
 

@@ -169,7 +169,7 @@ def _segment_names(b: Bridge, record: TransactionRecord) -> dict[str, list[str]]
     found = {}
     for name, epoch in record.streams.items():
         with suppress(NotFoundError, InvalidRequestError, StreamRecreatedError):
-            segments = b.admin.history(name).record(epoch).segments
+            segments = b.admin.history(name).grown_from(epoch).segments
             found[name] = [StreamName.parse(name).qualified(item.id, record.id) for item in segments]
     return found
 

@@ -644,6 +644,11 @@ class PartStream:
         self.slots: list[PartSegment | None] = [None] * count
         self.sticky = sticky % count
 
+    def grow(self, route: Route) -> None:
+        """Go on with a route that has grown from the present one: its first segments are the same."""
+        self.route, self.bounds, self.hash_of = route, route.bounds, route.hash_of
+        self.slots += [None] * (len(route.numbers) - len(self.slots))
+
 
 class WriteFuture(OutcomeFuture[DLSN]):
     """Future DLSN of one record; resolves after the commit, fails after the abort."""

@@ -565,6 +565,7 @@ class Transaction(Writing):
             join=self._joining(),
         )
         self._writer.frames, self._writer.bytes = old.frames, old.bytes
+        self._looked_at = -1
         old.release()
 
     def _room_of(self, savepoint: Savepoint) -> int:

@@ -37,6 +37,7 @@ class Writing:
         "_completion",
         "_finished",
         "_lock",
+        "_looked_at",
         "_outbox",
         "_plan",
         "_runtime",
@@ -51,6 +52,7 @@ class Writing:
         self._plan = plan
         self._completion = completion
         self._finished = False
+        self._looked_at = -1  # generation of the catalog
         self._lock = threading.Lock()
         self._buffers = [(topic, counter % partitions) for topic, partitions in plan.buffers]
         # With several streams the commit waits for acknowledgements, so nothing is gained by holding frames back.
@@ -174,7 +176,19 @@ class Writing:
         with self._lock:
             if self._finished or self._completion.closed:
                 raise self._refusal()
+            self._grow()
             return self._writer.lane_of(stream)
+
+    def _grow(self) -> None:
+        """Write to partitions that were added to adopted topics since the begin, as far as they are known here."""
+        generation = self._runtime.catalog.generation
+        if generation == self._looked_at:
+            return
+        self._looked_at = generation
+        for lane in self._writer.lanes.values():
+            route = self._runtime.catalog.grown(lane.route)
+            if route is not lane.route:
+                lane.grow(route)
 
     def is_prompt(self, stream: str | None = None) -> bool:
         """Return True if a savepoint, and a batch for a stream, are handed over without asking anybody else.
@@ -235,6 +249,7 @@ class Writing:
         if self._lock.acquire(blocking=False):
             try:
                 if not self._completion.closed:
+                    self._grow()
                     self._writer.cut_older(than_s)
                     if self._outbox and self._outbox.since_s <= time.monotonic() - HOLD_S:
                         self._send_outbox()

@@ -343,7 +343,7 @@ class Membership:
         Raises:
             StreamNotFoundError: A stream was deleted.
             StreamRecreatedError: A stream was deleted and created again, or the topic that it has adopted.
-            ConflictError, TruncatedError: An adopted topic has more partitions now, or was deleted.
+            ConflictError, TruncatedError: An adopted topic was created again, or deleted.
         """
         return self._refresh(_AT_ONCE_S)
 

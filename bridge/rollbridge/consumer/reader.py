@@ -205,7 +205,7 @@ class Reader:
     Every method that reads raises:
         UnavailableError: Nothing became readable for ``stalled_s``; names what is missing (unless ``follow``).
         StreamNotFoundError: The stream was deleted.
-        ConflictError: The stream was deleted and created again, or the topic that it has adopted was, or has grown.
+        ConflictError: The stream was deleted and created again, or the topic that it has adopted was.
         TruncatedError: Records that were still to be read have been deleted.
         CorruptDataError: Records stand where none can be.
     """

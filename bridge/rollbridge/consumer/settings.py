@@ -122,7 +122,7 @@ def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
         group_id=options.group_id,
         security={**connection.kafka, **{key: str(config[key]) for key in SECURITY_KEYS & set(config)}},
         client_id=connection.client_name,
-        extra={"fetch.queue.backoff.ms": 5, **{key: config[key] for key in CONSUMER_KEYS & set(config)}},
+        extra={**_DEFAULTS, **{key: config[key] for key in CONSUMER_KEYS & set(config)}},
     )
     kafka |= {
         "enable.partition.eof": True,
@@ -137,4 +137,6 @@ def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
     return ConsumerSettings(**values, connection=connection, kafka=kafka)
 
 
+_DEFAULTS: Final[Config] = {"fetch.queue.backoff.ms": 5, "topic.metadata.refresh.interval.ms": 10_000}
+"""Where they differ from the library's. Partitions that were added to a topic are shared out once they are seen."""
 _ALLOWED: Final = keys_of(ConsumerOptions) | _CALLBACKS | SECURITY_KEYS | PREFIXED_KEYS | CONSUMER_KEYS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rollbridge.doctor.facts import ClusterFacts, Finding, StreamFacts, problem, warning, wrong_seal
-from rollbridge.model.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED
-from rollbridge.model.records import FOREVER, StreamState, outlived
+from rollbridge.model.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_RECREATED, WATCHED
+from rollbridge.model.records import FOREVER, SEGMENTS_MAX, StreamState, outlived
 from rollbridge.model.topic_names import TopicNames
 from rollbridge.model.transaction import State
 
@@ -49,7 +49,7 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
     kept = {item for item in (history.segments() if history else ()) if config.places.is_adopted(item)}
     if history is not None and kept <= history.removed:
         return  # it has left the topic, and nothing of the stream is there any more
-    is_active = history is None or history.active.epoch == config.first_epoch
+    is_active = history is None or config.is_on_topic(history.active)
     if topic is None and config.topic in facts.hidden:
         if stream.error is not None and stream.error.code in WATCHED:
             yield problem(stream.error.code, f"stream {config.name}: {stream.error.reason}", _anew(config.topic))
@@ -78,12 +78,18 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
             "transactions wait, and can be aborted",
             _anew(config.topic),
         )
-    elif topic.partitions != config.partitions:
+    elif topic.partitions > SEGMENTS_MAX:
         yield problem(
-            TOPIC_GROWN,
-            f"{who} has {topic.partitions} partitions, and had {config.partitions} when it was adopted: the others are "
-            "not part of the stream, and native producers put keys elsewhere now",
-            f"{_anew(config.topic)} --partitioner {config.partitioner} --unchecked, since keys have moved",
+            "topic-size",
+            f"{who} has {topic.partitions} partitions, of which {SEGMENTS_MAX} can be segments of a stream: readers do "
+            f"not see what stands in partitions {config.partitions} and above",
+            "read them with native clients, and share the records among several topics",
+        )
+    elif topic.partitions > config.partitions:
+        yield warning(
+            "partitions-added",
+            f"{who} has {topic.partitions} partitions, of which {config.partitions} are its segments so far",
+            "nothing: the leader of its group takes the others in at its next look, every 10 s (topic_check_ms)",
         )
     elif stream.error is not None and stream.error.code == TOPIC_CLOSED:
         yield problem(

@@ -30,7 +30,7 @@ from rollbridge.errors import InvalidNameError
 from rollbridge.kafka.connection import lacks
 from rollbridge.model import paths
 from rollbridge.model.access import ON_ADOPTED, coordinator_operations
-from rollbridge.model.changes import METADATA_UNREADABLE, SUSPENDED, TOPIC_GROWN, UNLED, WATCHED
+from rollbridge.model.changes import METADATA_UNREADABLE, SUSPENDED, UNLED, WATCHED
 from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX
 from rollbridge.model.epochs import check_chain
 from rollbridge.model.health import coordinator_faults, group_fault
@@ -88,7 +88,7 @@ def check_compacted_topics(facts: ClusterFacts) -> Iterator[Finding]:
 def check_snapshots(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect usable snapshots that are not far behind the buffers."""
     settings = {group.name: group.coordinator or DEFAULTS for group in facts.groups}
-    waiting = {item.config.name for item in facts.streams if item.error and item.error.code != TOPIC_GROWN}
+    waiting = {item.config.name for item in facts.streams if item.error}
     for snapshot in facts.snapshots:
         found, since = snapshot.found, snapshot.since
         name, stream = partition_name(found.partition), found.stream.name

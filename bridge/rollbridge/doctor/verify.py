@@ -261,7 +261,7 @@ class Verifier:
     def _read_segment(self, segment: SegmentId, first: int, end: int, spill: Spill) -> None:
         topic, partition = self._config.place(segment)
         tally, findings = VerificationTally(), self._found.findings
-        limits = self._config.limits_in(segment.epoch)
+        limits = self._config.limits if self._config.places.is_adopted(segment) else None
         is_compacted = limits is not None and limits.is_compacted
         check = SegmentCheck(
             f"{topic}-{partition}",

@@ -219,11 +219,11 @@ class Merging(NodeRecord):
 
 TOPIC_DELETED: Final = "topic-deleted"
 TOPIC_RECREATED: Final = "topic-recreated"
-TOPIC_GROWN: Final = "topic-grown"
 TOPIC_CLOSED: Final = "topic-closed"
-"""What an adopted topic's owner has done to it. Commits wait for the first two only."""
-WATCHED: Final = frozenset({TOPIC_DELETED, TOPIC_RECREATED, TOPIC_GROWN, TOPIC_CLOSED})
-"""Faults of streams that come and go with what a look at the adopted topic says; nothing else is tried."""
+"""What an adopted topic's owner has done to it."""
+WATCHED: Final = frozenset({TOPIC_DELETED, TOPIC_RECREATED, TOPIC_CLOSED, "topic-grown"})
+"""Faults of streams that come and go with what a look at the adopted topic says; nothing else is tried. The last one is
+of releases that took in no partitions, and goes with the first look."""
 STREAM_MOVED: Final = "stream-moved"
 """Code of a stream that an earlier version has moved into another group; nothing lifts it but the stream's deletion."""
 BUFFER_LOST: Final = "buffer-lost"

@@ -5,6 +5,10 @@ to itself; a rolling commit makes two duplicates: one of the transactions' epoch
 the active epoch, which becomes active again. Both are duplicates only where the two differ and something is to be
 merged; elsewhere segments go on under their own ids, as they do in a scale.
 
+Partitions that are added to an adopted topic make an epoch that has *grown* from the one before: all segments go on
+under their own ids, and new ones begin, which continue nothing. The partitioner puts keys elsewhere from then on, so
+the ranges of all are others. Whoever has begun against the epoch before goes on in this one.
+
 A duplicate of the active epoch refers to the root of that. If that root is old, it becomes a root itself
 (:meth:`EpochHistory.renewed`): otherwise the epochs of a stream that is rolled, and never scaled, could not be dropped.
 
@@ -30,11 +34,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import pairwise
-from typing import Annotated, ClassVar, Self, assert_never
+from typing import Annotated, ClassVar, Final, Self, assert_never
 
 from rollbridge.model.errors import InvalidRangesError, InvalidRequestError, StreamRecreatedError
 from rollbridge.model.ids import PREPARED_FIRST, Epoch, SegmentId, SegmentNumber
-from rollbridge.model.keyspace import KeyRange, check_partition
+from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges
 from rollbridge.model.mapper import NodeRecord, StoredAs
 from rollbridge.model.segment_graph import Segment, SegmentGraph, Transition
 
@@ -130,6 +134,12 @@ class EpochCause(StrEnum):
     """Duplicate of the epoch of rolled transactions; they are merged into it and it is sealed at once."""
     ROLLING_ACTIVE = "rolling-active"
     """Duplicate of the epoch that was active when the rolling commit began."""
+    GROWN = "grown"
+    """Partitions were added to the adopted topic: all segments go on, and new ones begin."""
+
+
+ON_TOPIC: Final = frozenset({EpochCause.CREATE, EpochCause.GROWN})
+"""Causes of the epochs of a stream that has adopted a topic whose segments are the topic's partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,8 +349,21 @@ class EpochHistory:
 
     def _transitions(self, first: int) -> Iterator[Transition]:
         for epoch in range(first, self.next_epoch):
-            ends = self.record(epoch).sealed_ends
-            yield Transition(epoch, self.ended_with(epoch), self.began_with(epoch), ends)
+            record, began = self.record(epoch), self.began_with(epoch)
+            moved = record.segments[: -len(began)] if record.cause is EpochCause.GROWN else ()
+            yield Transition(epoch, self.ended_with(epoch), began, record.sealed_ends, moved)
+
+    def grown_from(self, epoch: int) -> EpochRecord:
+        """Return the record of the last epoch that has grown from one, whose segments it has and more, or of that one.
+
+        Raises as :meth:`record` does.
+        """
+        record = self.record(epoch)
+        for later in self.records[record.epoch + 1 - self.first :]:
+            if later.cause is not EpochCause.GROWN:
+                break
+            record = later
+        return record
 
     def with_records(self, *records: EpochRecord) -> EpochHistory:
         """Return this history with more epochs at its end."""
@@ -427,6 +450,12 @@ class EpochHistory:
             reason=reason,
         )
 
+    def plan_growth(self, partitions: int, created_ms: int) -> EpochRecord:
+        """Return the epoch in which the active segments, which are partitions of an adopted topic, are so many."""
+        epoch, life = Epoch(self.next_epoch), self.active.segments[0].id.epoch
+        segments = [Segment(SegmentId.of(number, life), item) for number, item in enumerate(even_ranges(partitions))]
+        return EpochRecord(epoch, epoch, tuple(segments), EpochCause.GROWN, created_ms)
+
     def plan_rolling(
         self,
         transaction_epoch: int,
@@ -450,7 +479,7 @@ class EpochHistory:
         Raises:
             InvalidRequestError: no roll is needed, since the segments are active.
         """
-        original, ready = self.record(transaction_epoch), prepared or {}
+        original, ready = self.grown_from(transaction_epoch), prepared or {}
         wanted = {*numbers, *ready}
         parts = [
             (former, active)
@@ -584,14 +613,20 @@ def check_chain(records: Sequence[EpochRecord], first: int = 0, born: int = 0) -
         faults.extend(_reference_faults(before, record, records, first, born))
         old = before.segment_ids if before is not None else frozenset()
         goes_on = before is None and first > 0
+        has_grown = record.cause is EpochCause.GROWN
+        may_be_earlier = goes_on or has_grown or record.cause is EpochCause.ROLLING_TRANSACTIONS
+        if has_grown:
+            ranges.clear()
         for item in record.segments:
-            is_earlier = item.id.epoch < record.epoch and (goes_on or record.cause is EpochCause.ROLLING_TRANSACTIONS)
+            is_earlier = item.id.epoch < record.epoch and may_be_earlier
             if item.id not in old and item.id.epoch != record.epoch and not is_earlier:
                 faults.append(f"segment {item.id} begins in epoch {record.epoch}")
             if ranges.setdefault(item.id.number, item.range) != item.range:
                 known = ranges[item.id.number]
                 faults.append(f"segment {item.id} of epoch {record.epoch} holds {item.range}, its number held {known}")
         ended = old - record.segment_ids
+        if has_grown and (ended or not record.segment_ids - old):
+            faults.append(f"epoch {record.epoch} has not grown from the one before: {_names(ended)} ended")
         if record.sealed_ends is not None and record.sealed_ends.keys() != ended and not goes_on:
             faults.append(
                 f"epoch {record.epoch} notes ends of {_names(record.sealed_ends)}, but {_names(ended)} ended with it"
@@ -606,7 +641,7 @@ def _reference_faults(
     if record.epoch != expected:
         yield f"epoch {record.epoch} stands where epoch {expected} should"
     match record.cause:
-        case EpochCause.CREATE | EpochCause.SCALE:
+        case EpochCause.CREATE | EpochCause.SCALE | EpochCause.GROWN:
             if (record.cause is EpochCause.CREATE) != (before is None and first == born):
                 yield f"epoch {record.epoch} has the cause {record.cause}"
             if record.reference_epoch != record.epoch:

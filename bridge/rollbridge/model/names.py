@@ -167,8 +167,8 @@ class StreamName:
 class SegmentPlaces:
     """Where the segments of a stream lie in Kafka: each is one partition of a topic.
 
-    A segment has a topic of its own, with that one partition, unless it began with the first epoch of a stream that
-    has adopted a topic: then it is the partition of its number there.
+    A segment has a topic of its own, with that one partition, unless its id names the first epoch of a stream that has
+    adopted a topic: then it is the partition of its number there, from the beginning or added later.
 
     Attributes:
         stream: The stream.

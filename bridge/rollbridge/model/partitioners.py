@@ -75,7 +75,7 @@ class KeySpace:
 
     Attributes:
         partitioner: Rule of the adopted topic; None for a stream of our own, whose keys lie where XXH64 puts them.
-        partitions: Number of partitions that the topic had when it was adopted; 0 for a stream of our own.
+        partitions: Number of partitions that the topic has, or had when it was left; 0 for a stream of our own.
     """
 
     partitioner: Partitioner | None = None

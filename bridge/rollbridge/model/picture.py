@@ -24,12 +24,14 @@ _CLASS: Final = {
     EpochCause.SCALE: "scale",
     EpochCause.ROLLING_TRANSACTIONS: "rolled",
     EpochCause.ROLLING_ACTIVE: "again",
+    EpochCause.GROWN: "create",
 }
 _LEGEND: Final = {
     EpochCause.CREATE: "created",
     EpochCause.SCALE: "scale",
     EpochCause.ROLLING_TRANSACTIONS: "rolling commit: holds the transactions",
     EpochCause.ROLLING_ACTIVE: "rolling commit: active again",
+    EpochCause.GROWN: "partitions added",
 }
 _STYLE: Final = """
 svg { font-family: system-ui, "DejaVu Sans", Verdana, sans-serif; font-size: 11px }

@@ -67,7 +67,8 @@ def decide(history: EpochHistory, committed: Mapping[SegmentId, int], reset: Res
     nodes = history.graph.nodes
     passed = history.graph.ancestors(committed.keys() & nodes)
     verdicts: dict[SegmentId, SegmentVerdict] = {}
-    begun: set[SegmentId] = set()
+    # A partition that was added to an adopted topic is read from its beginning by a group that has begun with others.
+    begun = {item for item, node in nodes.items() if committed and not node.predecessors and node.first > history.first}
     for segment, node in nodes.items():  # predecessors come first
         end = node.sealed_end
         after = tuple(item for item in node.predecessors if verdicts[item].standing is not SegmentStanding.DONE)

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar, Final, Self
 
 from rollbridge.model.cooperative import JointWork, SharedSession
 from rollbridge.model.ended import LogMark
-from rollbridge.model.epochs import EpochHistory, EpochRecord, Foundation
+from rollbridge.model.epochs import ON_TOPIC, EpochHistory, EpochRecord, Foundation
 from rollbridge.model.errors import InvalidRequestError
 from rollbridge.model.ids import SegmentId, TransactionId
 from rollbridge.model.mapper import NodeRecord, StoredAs
@@ -318,11 +318,11 @@ class StreamConfig(NodeRecord):
     revision: int = 0
     """How often its settings have been changed."""
     topic: str = ""
-    """The adopted topic, whose partitions are the segments of the first epoch; empty if the stream has adopted none."""
+    """The adopted topic, whose partitions are the first segments; empty if the stream has adopted none."""
     partitioner: str = ""
     """By which rule the topic's producers choose the partition of a key; empty if the stream has adopted none."""
     partitions: int = 0
-    """How many partitions the topic had when it was adopted; 0 if the stream has adopted none."""
+    """How many partitions of the topic are its segments, or were when it left it; 0 if the stream has adopted none."""
     topic_id: str = ""
     """Kafka's id of the adopted topic; another one under its name is another topic."""
     limits: TopicLimits | None = None
@@ -362,9 +362,19 @@ class StreamConfig(NodeRecord):
         """True if an earlier version has moved it into another group, or has begun to: it takes no transactions."""
         return self.moves > 0 or bool(self.moving_to)
 
-    def limits_in(self, epoch: int) -> TopicLimits | None:
+    def is_on_topic(self, record: EpochRecord) -> bool:
+        """Return whether the segments of an epoch are the partitions of the adopted topic."""
+        return bool(self.topic) and record.cause in ON_TOPIC
+
+    def limits_in(self, record: EpochRecord) -> TopicLimits | None:
         """Return what the adopted topic takes, if the segments of an epoch are its partitions."""
-        return self.limits if self.topic and epoch == self.first_epoch else None
+        return self.limits if self.is_on_topic(record) else None
+
+    def as_of(self, history: EpochHistory) -> StreamConfig:
+        """Return these settings with the partitions of a history that was read with them, and may be newer or older."""
+        first = history.grown_from(history.first)
+        count = len(first.segments)
+        return replace(self, partitions=count) if self.is_on_topic(first) and count != self.partitions else self
 
     def kept_in(self, epoch: int) -> int:
         """Return for how many ms Kafka keeps what a transaction of an epoch has written, from its writes on.

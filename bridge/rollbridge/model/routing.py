@@ -92,7 +92,7 @@ class Route:
             hash_of=hash_of,
             known=config.keys.known_keys() if _are_partitions(config.keys, lows) else None,
             topic=config.topic,
-            limits=config.limits_in(record.reference_epoch),
+            limits=config.limits_in(record),
             headers=config.headers,
             buffer_id=config.buffer_topic_id,
             kept_ms=config.kept_in(record.reference_epoch),
@@ -110,4 +110,5 @@ class StreamView:
     @classmethod
     def of(cls, config: StreamConfig, history: EpochHistory) -> StreamView:
         """Return the view of a stream; the route goes through the reference epoch of the active one."""
+        config = config.as_of(history)
         return cls(config, history, Route.of(config, history.reference))

@@ -16,8 +16,8 @@ successors 1-2 and 1-3, both of these have the one successor 2-1, and the key li
 (EPOCH-NUMBER, as in positions). Three rules follow, on which all that reads, truncates or writes is built:
 
 * a key is in one segment of each epoch, so its lineage is a path, and the order of its records has one meaning;
-* a segment has no predecessors exactly if it is of the first epoch that is kept (a *root*), and no successors exactly
-  while it is active;
+* a segment has no predecessors exactly if it is of the first epoch that is kept, or a partition that was added to an
+  adopted topic (a *root*), and no successors exactly while it is active;
 * a predecessor begins in a lower epoch, so the order in which segments begin is a topological one.
 
 A graph belongs to one :class:`~rollbridge.model.epochs.EpochHistory`, which makes it once and grows it with its epochs.
@@ -98,12 +98,14 @@ class Transition:
     """What an epoch changes: segments that end before it, and that begin with it, both in order of their ranges.
 
     ``sealed_ends`` are the offsets after the last records of those that end; None while they are being sealed.
+    ``moved`` are those that go on with other keys.
     """
 
     epoch: int
     ended: Sequence[Segment]
     began: Sequence[Segment]
     sealed_ends: Mapping[SegmentId, int] | None
+    moved: Sequence[Segment] = ()
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,8 @@ class SegmentGraph:
                     successor_epoch=transition.epoch,
                     sealed_end=ends.get(item.id),
                 )
+            for item in transition.moved:
+                nodes[item.id] = replace(nodes[item.id], segment=item)
             for item in transition.began:
                 nodes[item.id] = SegmentNode(item, partition, transition.epoch, before[item.id])
                 partition += 1
@@ -207,10 +211,13 @@ class SegmentGraph:
         """Where the sequence ids of each segment begin: the sequence id of a record is this base plus its offset.
 
         The base of a segment is the largest base plus sealed end of its predecessors, so that sequence ids grow along
-        every key lineage. Segments that continue one whose end is not known yet are left out.
+        every key lineage. Segments that continue one whose end is not known yet are left out. Added partitions begin
+        where the topic's others have begun.
         """
         bases = dict(zip(self.nodes, self.root_bases, strict=False))
         for segment, node in self.nodes.items():
+            if not node.predecessors:
+                bases.setdefault(segment, self.root_bases[0])
             ends = [(bases.get(item), self.nodes[item].sealed_end) for item in node.predecessors]
             known = [base + end for base, end in ends if base is not None and end is not None]
             if ends and len(known) == len(ends):

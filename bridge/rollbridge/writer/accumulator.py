@@ -677,7 +677,7 @@ class StreamAccumulator:
         return RecordLimits(
             str(config.name),
             config.topic,
-            config.limits_in(view.history.active.epoch),
+            config.limits_in(view.history.active),
             record_bytes_max=record_bytes_max,
             batch_bytes=min(options.batch_bytes, max(record_bytes_max, HEADER_BYTES + 1)),
             author="the writer",

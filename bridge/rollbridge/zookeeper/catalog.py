@@ -92,7 +92,7 @@ class Catalog:
         self._changed(self._adopted.get(stream, stream))
 
     def route(self, stream: str, epoch: int) -> Route:
-        """Return the route through one epoch of a stream.
+        """Return the route through one epoch of a stream, or through the one that has grown from it.
 
         Raises:
             InvalidRequestError: the epoch is not in its history.
@@ -102,7 +102,15 @@ class Catalog:
             return view.route
         if epoch >= view.history.next_epoch:
             view = self.read(stream)
-        return Route.of(view.config, view.history.record(epoch))
+        return Route.of(view.config, view.history.grown_from(epoch))
+
+    def grown(self, route: Route) -> Route:
+        """Return the route that has grown from one, by the cached view of its stream; that one itself if none has."""
+        view = self._views.get(route.stream)
+        if view is None or not route.topic or view.route.epoch <= route.epoch or route.epoch < view.history.first:
+            return route
+        has_grown = view.history.grown_from(route.epoch).epoch == view.route.epoch
+        return view.route if has_grown and view.route.buffer_id == route.buffer_id else route
 
     def place_of_partition(self, stream: str, partition: int) -> Partition:
         """Return where the segment lies that a partition number names.

@@ -11,8 +11,8 @@ The topic stays its owner's, who may change it under us. Leaders look at it at i
 what has happened      answer
 =====================  ===============================================================================================
 settings were changed  the new limits are put on record, and writers honour them from then on
-partitions were added  the stream is in the error state ``topic-grown``: what is open is committed, but keys of native
-                       producers go elsewhere now, and readers say so; release the topic and adopt it again
+partitions were added  they are taken in: an epoch that has grown from the present one puts keys where the partitioner
+                       puts them from then on, and what is open goes on in it
 topic is deleted       the error state ``topic-deleted``: commits wait, can be aborted, and the topic can be released
 markers do not fit     the error state ``topic-closed``: ``max.message.bytes`` is below the size of Kafka's markers, so
                        commits wait until it is not
@@ -21,8 +21,7 @@ topic was made anew    the error state ``topic-recreated``, with the same conseq
 
 Each is known by the topic's id. A stream that has left its topic does not watch it any more; before records are
 deleted there, or copied from there, it is asked for its id. What its owner does to it ends no leader's term, and holds
-up no other stream. A refusal of the topic, as for a right that is missing, comes before ``topic-grown``, for which
-nobody waits. A topic that its owner closes is not left: that takes a scale with ``--leave-topic``.
+up no other stream. A topic that its owner closes is not left: that takes a scale with ``--leave-topic``.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from typing import Final
 
 from rollbridge.errors import ConflictError, InvalidNameError, InvalidRequestError, NotFoundError
 from rollbridge.model import paths
-from rollbridge.model.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, WATCHED, StreamFault
+from rollbridge.model.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_RECREATED, WATCHED, StreamFault
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import StreamName, check_adoptable
@@ -42,6 +41,7 @@ from rollbridge.model.partitioners import Partitioner
 from rollbridge.model.records import (
     FOREVER,
     RECORD_BYTES_MAX_DEFAULT,
+    SEGMENTS_MAX,
     CheckNode,
     CreateNode,
     DeleteNode,
@@ -211,20 +211,26 @@ def unclaim(config: StreamConfig) -> Steps[list[NodeOperation]]:
 # Leaving a topic, and opening it again
 
 
-def note_settings(stream: LedStream) -> Steps[StreamConfig]:
+def note_settings(group: GroupState, stream: LedStream, now_ms: int) -> Steps[StreamConfig]:
     """Return the stream's record with the settings that a seal of its topic changes; as it is if that is sealed.
+
+    Partitions that were added are taken in before, so that what stands in them is not left behind.
 
     Raises:
         ConflictError: the topic is another one by now.
+        InvalidRequestError: it has more partitions than a stream can have segments.
     """
     config = stream.config
     found = yield from DescribeTopics([config.topic])
     state = (found or {}).get(config.topic)
-    if state is None or state.topic_id != config.topic_id or state.partitions != config.partitions:
+    if state is None or state.topic_id != config.topic_id:
         raise ConflictError(
             f"topic {config.topic} is not what stream {config.name} has adopted: {_difference(config, state)}; nothing "
             "was written; release it and adopt it again"
         )
+    check_segments(config.name, state.partitions)
+    yield from _take_in(group, stream, state, now_ms)
+    config = stream.config
     if state.is_sealed:
         return config
     return replace(config, settings=state.sealing, revision=config.revision + 1)
@@ -277,6 +283,7 @@ def watch_topics(group: GroupState, now_ms: int) -> Steps[None]:
             # What a sealed topic takes says nothing of what its owner wants.
             if state is not None and state.topic_id == stream.config.topic_id and not state.is_sealed:
                 yield from _keep_limits(group, stream, state)
+                yield from _take_in(group, stream, state, now_ms)
             yield from _keep_claim(stream)
 
 
@@ -318,8 +325,8 @@ def _judge(group: GroupState, stream: LedStream, state: TopicState | None, now_m
         return
     if group.is_suspended(name):
         return  # it waits anyway, half way to topics of its own
-    if known is not None and (known.code == code or (code == TOPIC_GROWN and known.code not in WATCHED)):
-        return  # commits wait for a refusal, and not for this
+    if known is not None and known.code == code:
+        return
     reason = f"topic {config.topic} {_difference(config, state)}; {_remedy(code)}"
     fault = StreamFault(reason, code, config.topic, now_ms)
     group.faults.restore(name, fault)
@@ -336,7 +343,7 @@ def fault_code(config: StreamConfig, state: TopicState | None) -> str | None:
         return TOPIC_RECREATED
     if _batch_bytes_max(state) < MARKER_BYTES:
         return TOPIC_CLOSED
-    return TOPIC_GROWN if state.partitions != config.partitions else None
+    return None
 
 
 def _batch_bytes_max(state: TopicState) -> int:
@@ -357,12 +364,36 @@ def _difference(config: StreamConfig, state: TopicState | None) -> str:
         return "was deleted"
     if state.topic_id != config.topic_id:
         return f"was deleted and created again (its id is {state.topic_id}, and was {config.topic_id})"
-    if _batch_bytes_max(state) < MARKER_BYTES:
-        room = _batch_bytes_max(state)
-        return f"takes no transaction markers: max.message.bytes is {room}, and a marker has {MARKER_BYTES} bytes"
-    return (
-        f"has {state.partitions} partitions, and had {config.partitions} when it was adopted; records in the others "
-        "are not part of the stream"
+    room = _batch_bytes_max(state)
+    return f"takes no transaction markers: max.message.bytes is {room}, and a marker has {MARKER_BYTES} bytes"
+
+
+def _take_in(group: GroupState, stream: LedStream, state: TopicState, now_ms: int) -> Steps[None]:
+    """Make an epoch with the partitions that the topic's owner has added; nothing is sealed, nobody waits for it."""
+    config = stream.config
+    if state.partitions <= config.partitions or group.is_half_done(str(config.name)):
+        return
+    if state.partitions > SEGMENTS_MAX:
+        logger.error(
+            "%s: topic %s has %d partitions, of which %d can be segments of a stream: what was added is not read",
+            *(config.name, config.topic, state.partitions, SEGMENTS_MAX),
+        )
+        return
+    record = stream.history.plan_growth(state.partitions, now_ms)
+    grown = replace(config, partitions=state.partitions, revision=config.revision + 1)
+    taken = yield from Write(
+        [
+            CreateNode(paths.epoch(config.name, record.epoch), record.to_json()),
+            SetNode(paths.stream(config.name), grown.to_json()),
+        ]
+    )
+    if not taken:
+        raise StaleStateError(f"epoch {record.epoch} of {config.name} was made by someone else, or the stream is gone")
+    stream.history, stream.config = stream.history.with_records(record), grown
+    group.counts["topic_changes"] += 1
+    group.faults.news.append(
+        f"stream {config.name}: topic {config.topic} has {state.partitions} partitions, and had {config.partitions}: "
+        f"all are its segments from epoch {record.epoch} on"
     )
 
 

@@ -56,9 +56,9 @@ def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest
     if stream.is_on_topic:
         if not request.leave_topic:
             raise refuse_to_leave(stream)
+        config = yield from note_settings(group, stream, now_ms)
         seal, wanted = leaving(stream, request.seal, request.ranges)
         request = replace(request, seal=seal, ranges=wanted)
-        config = yield from note_settings(stream)
     ranges = ranges_of(request.ranges)
     record, _, closed = _plan(stream, request.seal, ranges, now_ms)
     check_segments(stream.config.name, len(record.segments), len(stream.history.active.segments))

@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Sequence
 from typing import Final
 
-from rollbridge.model.changes import TOPIC_DELETED, TOPIC_GROWN, TOPIC_RECREATED, UNLED, WATCHED, StreamFault
+from rollbridge.model.changes import TOPIC_DELETED, TOPIC_RECREATED, UNLED, WATCHED, StreamFault
 from rollbridge.model.pieces import BufferedTransaction
 from rollbridge_coordinator.state.upkeep import Rest
 
@@ -59,13 +59,10 @@ class Faults:
         return self._present.get(stream)
 
     def first_of(self, streams: Collection[str]) -> str | None:
-        """Return one of these streams that is in an error state for which transactions wait."""
+        """Return one of these streams that is in an error state."""
         if not self._present:
             return None
-        return next((name for name in streams if name in self._present and self._holds(name)), None)
-
-    def _holds(self, stream: str) -> bool:
-        return self._present[stream].code != TOPIC_GROWN or stream in self._suspended
+        return next((name for name in streams if name in self._present), None)
 
     def is_lost(self, stream: str) -> bool:
         """Return True if the topic that a stream has adopted is gone, or another one has its name."""
@@ -81,8 +78,7 @@ class Faults:
             return False
         last = self._rests.get(stream)
         self._rests[stream] = Rest.after(None if fault.code in (LEADERLESS, SEAL_TIMEOUT) else last, now_ms)
-        known = self._present.get(stream)
-        if known is not None and known.code != TOPIC_GROWN:  # what it waits for is worse than what it does not wait for
+        if stream in self._present:
             return False
         self._present[stream] = fault
         if last is None:

@@ -222,7 +222,7 @@ def _roll_fault(group: GroupState, rolls: Mapping[str, int]) -> str | None:
     """
     for name, epoch in rolls.items():
         history = group.streams[name].history
-        old, active = len(history.record(epoch).segments), len(history.active.segments)
+        old, active = len(history.grown_from(epoch).segments), len(history.active.segments)
         if bytes_of_epoch(old, active) + bytes_of_epoch(active, 0) > ROLL_BYTES_MAX:
             return (
                 f"too many segments: stream {name} was scaled since the transaction began, and epochs of {old} and "
@@ -280,7 +280,7 @@ def _shape_fault(group: GroupState, transaction: BufferedTransaction) -> str | N
             return f"epoch {epoch} of stream {name} was dropped before the transaction began in its buffer"
         if not 0 <= epoch < history.next_epoch or history.record(epoch).reference_epoch != epoch:
             return f"epoch {epoch} is not a reference epoch of stream {name}"
-        if all(segment.id.number != piece.segment for segment in history.record(epoch).segments):
+        if piece.segment not in history.grown_from(epoch).numbers:
             return f"epoch {epoch} of stream {name} has no segment {piece.segment}"
     return None
 

@@ -45,7 +45,7 @@ class LedStream:
     @property
     def is_on_topic(self) -> bool:
         """True if its active segments are the partitions of a topic that it has adopted."""
-        return bool(self.config.topic) and self.history.active.epoch == self.config.first_epoch
+        return self.config.is_on_topic(self.history.active)
 
     @property
     def topics(self) -> int:

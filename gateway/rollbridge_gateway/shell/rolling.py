@@ -18,6 +18,7 @@ from rollbridge.errors import (
     BackpressureError,
     CorruptDataError,
     InvalidRequestError,
+    NotFoundError,
     OutcomeExpiredError,
     OutcomeUnknownError,
     TransactionAbortedError,
@@ -27,6 +28,7 @@ from rollbridge.errors import (
 )
 from rollbridge.model.group_offsets import GroupOffsets, OffsetDetails
 from rollbridge.model.ids import local_sequence
+from rollbridge.model.routing import Route
 from rollbridge_gateway.carrying import BatchAuthor, CarriedFrame, Target, carry
 from rollbridge_gateway.procedures import (
     GroupCommit,
@@ -46,7 +48,7 @@ class Rolling:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._txn: Transaction | None = None
-        self._targets: dict[str, tuple[PartStream, Target]] = {}
+        self._targets: dict[str, tuple[Route, Target]] = {}
         self._rest: tuple[Any, list[CarriedFrame]] | None = None
 
     @property
@@ -130,7 +132,7 @@ class Rolling:
             target = self._target_of(lane)
             author = BatchAuthor(txn.completion.key, local_sequence(txn.number, 0), txn.records)
             frames = carry(parcel.batch, parcel.partition, target, author)
-        except (InvalidRequestError, CorruptDataError) as fault:
+        except (InvalidRequestError, NotFoundError, CorruptDataError) as fault:
             raise NothingWrittenError(str(fault)) from fault
         self._put(txn, parcel, frames)
 
@@ -139,13 +141,13 @@ class Rolling:
         return self._rest is not None and self._rest[0] is parcel
 
     def _target_of(self, lane: PartStream) -> Target:
-        """Return what a batch has to know of a stream; of a lane it is the same for its whole life."""
-        known = self._targets.get(lane.route.stream)
-        if known is not None and known[0] is lane:
-            return known[1]
+        """Return what a batch has to know of a stream; it is the same until partitions are added."""
         route = lane.route
+        known = self._targets.get(route.stream)
+        if known is not None and known[0] is route:
+            return known[1]
         found = Target(lane.layout, len(route.numbers), lane.bounds, lane.hash_of, lane.each, route.limits is not None)
-        self._targets[route.stream] = lane, found
+        self._targets[route.stream] = route, found
         return found
 
     def _put(self, txn: Transaction, parcel: Any, frames: list[CarriedFrame], *, is_begun: bool = False) -> None:
