@@ -17,8 +17,10 @@ from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
 from integration_tests.test_gateway_librdkafka import producer_of
+from rollbridge.errors import CasWriteError, ConflictError, TransactionRefusedError
 from rollbridge.model.partitioners import Partitioner, native_partition
 from rollbridge.model.position import ReadPosition
+from rollbridge.model.sn import ANY, EMPTY
 
 BEFORE, AFTER = 2, 5
 KEYS = [b"key-%d" % number for number in range(40)]
@@ -89,9 +91,9 @@ def test_open_transactions_of_ours_and_of_a_gateway_go_on_in_old_and_new_partiti
     for number, key in enumerate(KEYS):
         producer.produce(topic, b"theirs-early-" + key, key, partition=number % BEFORE)
     assert producer.flush(60) == 0
-    reader = client.reader(topic)
+    reader, writer = client.reader(topic), client.writer(topic)
+    writer.write(KEYS[0], b"plain-early").result()
     with consumer_of(site.cluster, site.root, f"group-{topic}", topic) as consumer:
-        assert consumer.poll(1.0) is None
         site.stop_coordinator()  # so that nobody takes them in yet
         add_partitions(site, topic)
         eventually(
@@ -120,20 +122,23 @@ def test_open_transactions_of_ours_and_of_a_gateway_go_on_in_old_and_new_partiti
         for key in KEYS:
             ours.write(topic, key, b"ours-late-" + key)
         native(site, topic, b"native-")
-        assert set(in_partitions(site, topic)) == set(words(b"native-")), "of what is open nothing is seen"
+        assert set(in_partitions(site, topic)) == {*words(b"native-"), b"plain-early"}, (
+            "nothing of what is open is seen"
+        )
         producer.commit_transaction(60)
         assert ours.commit().records == 2 * len(KEYS)
         with client.transaction(topic) as later:
             for key in KEYS:
                 later.write(topic, key, b"later-" + key)
-        with client.writer(topic) as writer:
-            for key in KEYS:
-                writer.write(key, b"plain-" + key)
+        for key in KEYS:
+            writer.write(key, b"plain-" + key)
+        writer.close()
         expected = Counter(
             b"%s-%s" % (word, key)
             for word in (b"native", b"later", b"plain", b"ours-early", b"ours-late", b"theirs-early", b"theirs-late")
             for key in KEYS
         )
+        expected[b"plain-early"] = 1
         places = in_partitions(site, topic)
         assert Counter(places.keys()) == expected
         for number, key in enumerate(KEYS):
@@ -234,3 +239,63 @@ def test_a_transaction_of_before_commits_after_the_topic_has_grown_and_was_left(
             later.write(topic, key, b"later-" + key)
     read = [record.value for record in client.reader(topic, follow=False)]
     assert Counter(read) == words(b"early-") + words(b"native-") + words(b"later-")
+
+
+def moved_key() -> bytes:
+    """A key that goes from an old partition to a new one."""
+    return next(key for key in KEYS if of_key(key) >= BEFORE)
+
+
+def test_an_expectation_of_a_key_that_has_moved_is_refused_with_its_reason(
+    site: Site, client: rollbridge.Bridge, topic: str
+) -> None:
+    moved, stays = moved_key(), next(key for key in KEYS if of_key(key) == of_key(key, BEFORE))
+    cas = client.cas_writer(topic)
+    first = {key: cas.write(key, b"first-" + key, expected=EMPTY, scope="key") for key in (moved, stays)}
+    add_partitions(site, topic)
+    taken_in(client, topic)
+    with client.transaction(topic) as probe:
+        eventually(lambda: len(probe.lane(topic).slots) == AFTER, "this client knows")
+    reason = f"lies in partition {of_key(moved)} now and lay in {of_key(moved, BEFORE)}"
+    for expected in (first[moved], EMPTY):
+        with pytest.raises(CasWriteError, match=f"525: .*{reason}") as refused:
+            cas.write(moved, b"second", expected=expected, scope="key")
+        assert refused.value.actual == first[moved]
+        transaction = client.begin(topic)
+        transaction.write(topic, moved, b"in a transaction")
+        transaction.expect(topic, key=moved, sn=expected, scope="key")
+        with pytest.raises(TransactionRefusedError, match=f"525: .*{reason}"):
+            transaction.commit()
+    anew = cas.write(moved, b"anew", expected=ANY)
+    third = cas.write(moved, b"third", expected=anew, scope="key")
+    assert cas.tail(moved, scope="key") == third
+    cas.write(stays, b"second", expected=first[stays], scope="key")
+    unused = next(key for key in (b"new-%d" % number for number in range(99)) if of_key(key) >= BEFORE)
+    cas.write(unused, b"unused", expected=EMPTY, scope="key")
+    with client.transaction(topic) as transaction:
+        transaction.write(topic, moved, b"fourth")
+        transaction.expect(topic, key=moved, sn=third, scope="key")
+    places = in_partitions(site, topic)
+    assert [places[value] for value in (b"anew", b"third", b"fourth")] == [of_key(moved)] * 3
+    assert b"in a transaction" not in places
+    cas.close()
+
+
+def test_a_synchronizer_whose_key_has_moved_says_so_and_loses_nothing_in_silence(
+    site: Site, client: rollbridge.Bridge, topic: str
+) -> None:
+    def joined(state: bytes, update: bytes) -> bytes:
+        return state + update
+
+    moved = moved_key()
+    with client.synchronizer(topic, moved, b"", joined) as one:
+        one.update(lambda state: [b"a"])
+    add_partitions(site, topic)
+    taken_in(client, topic)
+    with site.connect("later") as later:
+        with pytest.raises(ConflictError, match="begin under another key"):
+            later.synchronizer(topic, moved, b"", joined)
+        other = next(key for key in (b"new-%d" % number for number in range(99)) if of_key(key) >= BEFORE)
+        with later.synchronizer(topic, other, b"", joined) as fresh:
+            fresh.update(lambda state: [b"b"])
+            assert fresh.state == b"b"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 import rollbridge
 from integration_tests.clients import Site, adopt, header_of, read_committed
@@ -21,6 +21,7 @@ from integration_tests.spark_tools import options_of
 from integration_tests.test_spark_sink import ROWS, driver
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.model.partitioners import Partitioner, native_partition
 from rollbridge.spark import source
 
 pytest.importorskip("pyspark")
@@ -308,3 +309,43 @@ def test_each_row_once_in_an_adopted_topic_wherever_the_driver_dies(
     assert numbers == list(range(len(numbers)))
     assert len(numbers) >= 4 * ROWS
     assert stock.values == Counter([*(b"%d" % number for number in numbers), *native.written])
+
+
+def test_a_query_reads_added_partitions_from_their_beginning_and_a_sink_writes_to_them(
+    site: Site,
+    client: rollbridge.Bridge,
+    spark: SparkSession,
+    topic: str,
+    load: Callable[..., list[Any]],
+    tmp_path: Path,
+) -> None:
+    adopt(client, topic, partitioner="murmur2")
+    native = Native(site, topic)
+    native.write("old")
+    read: Counter[bytes] = Counter()
+
+    def run() -> None:
+        frame = spark.readStream.format("rollbridge").options(**options_of(site, topic, startingOffsets="earliest"))
+        take = frame.load().writeStream.foreachBatch(
+            lambda rows, _: read.update(bytes(row.value) for row in rows.collect())
+        )
+        take.option("checkpointLocation", str(tmp_path / "read")).trigger(availableNow=True).start().awaitTermination()
+
+    run()
+    count = 3 * PARTITIONS
+    kafka = AdminClient({"bootstrap.servers": site.cluster.bootstrap_servers})
+    kafka.create_partitions([NewPartitions(topic, count)])[topic].result(120)
+    later = Native(site, topic)
+    later.write("new")
+    eventually(lambda: client.admin.describe(topic).config.partitions == count, "the leader has taken them in")
+    rows = spark.createDataFrame([(key, b"sunk-" + key) for key in KEYS], "key binary, value binary")
+    rows.write.format("rollbridge").options(**options_of(site, topic)).mode("append").save()
+    run()
+    expected = Counter([*native.written, *later.written, *(b"sunk-" + key for key in KEYS)])
+    assert read == expected
+    assert Counter(bytes(row.value) for row in load(topic)) == expected
+    found = read_committed(site.cluster.bootstrap_servers, [topic], partitions=count)
+    places = {message.value(): message.partition() for message in found}
+    for key in KEYS:
+        assert places[b"sunk-" + key] == places[b"new-" + key] == native_partition(Partitioner.MURMUR2, key, count)
+    assert max(places[b"sunk-" + key] or 0 for key in KEYS) >= PARTITIONS

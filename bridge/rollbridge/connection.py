@@ -467,7 +467,7 @@ class Bridge(BaseClient):
 
         Raises:
             InvalidRequestError, TruncatedError: reading cannot begin at ``start``.
-            ConflictError, StreamRecreatedError: the adopted topic has more partitions now, or was created anew.
+            StreamRecreatedError: the adopted topic was created anew.
             ScopeNotFoundError, StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
         """
         self._check_open()

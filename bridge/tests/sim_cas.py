@@ -302,7 +302,7 @@ class World:
                 return None if answer is None else Replied(answer)
             case CheckActive():
                 first = round_.requests[0]
-                active = self.history.active.segment_at(first.position).id
+                active = self.history.active.segment_at(KEYS[first.key or b""]).id
                 if self.losing and rng.random() < LOSS:
                     return Failed(KafkaUnavailableError("ZooKeeper is away"))
                 return Replied(None) if active == first.course.active else Sealed()
@@ -497,9 +497,9 @@ class Connection:
         match round_.result:
             case Sealed():
                 for request in [*round_.requests, *queue.drain()]:
-                    while self.course(request.position).active == queue.segment:
+                    while self.course(KEYS[request.key or b""]).active == queue.segment:
                         yield
-                    request.course = self.course(request.position)
+                    request.course = self.course(KEYS[request.key or b""])
                     self.put(request, is_moved=True)
             case Failed(fault):
                 for request in round_.requests:
@@ -615,7 +615,6 @@ class SimClient:
             expected=expected,
             scope=scope,
             operation=operation,
-            position=KEYS[key],
             course=course,
             deadline=SimDeadline(world, rng.choice([200.0, math.inf, math.inf])),
             timestamp_ms=0,

@@ -25,7 +25,7 @@ COURSE = KeyLineage(EpochHistory.create([KeyRange(0.0, 1.0)], 0), 0.0)
 
 def request(owner: object, expected: AppendRequest | None = None) -> AppendRequest:
     record = NewRecord(b"k", b"v", [], None, 1)
-    return AppendRequest(owner, [record], expected or EMPTY, Scope.SEGMENT, b"", 0.0, COURSE, Deadline(math.inf), 0)
+    return AppendRequest(owner, [record], expected or EMPTY, Scope.SEGMENT, b"", COURSE, Deadline(math.inf), 0)
 
 
 def queue() -> AppendQueue:

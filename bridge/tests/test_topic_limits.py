@@ -15,6 +15,8 @@ from bridge.tests.test_frame_writer import ORDERS, Frames, history_of, writer_fo
 from rollbridge.client.futures import FrameLimits
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError
 from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder
+from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import GroupName, StreamName
 from rollbridge.model.records import StreamConfig, TopicLimits
 from rollbridge.model.routing import Route
@@ -103,6 +105,10 @@ def test_limits_are_those_of_the_topic_only_while_its_partitions_are_the_segment
         first_epoch=3,
         limits=TopicLimits(1_000),
     )
-    assert config.limits_in(3) == TopicLimits(1_000)
-    assert config.limits_in(4) is None
-    assert replace(config, topic="").limits_in(3) is None
+    adopted = EpochHistory.create(even_ranges(2), 0, 3)
+    grown = adopted.with_records(adopted.plan_growth(3, 1))
+    left = grown.plan_scale([0], even_ranges(3)[:1], 2)
+    for record in grown.records:
+        assert config.limits_in(record) == TopicLimits(1_000)
+        assert replace(config, topic="").limits_in(record) is None
+    assert config.limits_in(left) is None

@@ -258,7 +258,7 @@ def test_a_topic_grows_again_and_again_and_can_be_left(scene: Scene) -> None:
     began = scene.open()
     for count in (PARTITIONS + 1, PARTITIONS + 2):
         scene.world.grow(TOPIC)
-        scene.until(lambda count=count: scene.config.partitions == count)
+        scene.until(lambda: scene.config.partitions == count)  # noqa: B023
         scene.take_over()
     scene.world.grow(TOPIC)  # nobody has seen that when the stream leaves
     answer = scene.answered(scene.leave((1 / (PARTITIONS + 3),)))

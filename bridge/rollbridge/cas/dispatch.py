@@ -257,7 +257,7 @@ class StreamAppender:
                     return machine.Ended()
                 case machine.CheckActive():
                     first = round_.requests[0]
-                    has_moved = self.router.has_moved(first.position, first.course.active)
+                    has_moved = self.router.has_moved(first.key, first.course.active)
                     return Sealed() if has_moved else machine.Replied(None)
                 case need:
                     try:
@@ -299,7 +299,7 @@ class StreamAppender:
         logger.info("segment %s of %s is sealed; conditional writes go to its successors", sealed, self.router.stream)
         for request in requests:
             try:
-                course = self.router.await_course(request.position, request.deadline, sealed, taken)
+                course = self.router.await_course(request.key, request.deadline, sealed, taken)
                 if course.active == sealed and request.size > self.router.round_bytes_max:
                     raise RecordTooLargeError(
                         f"a conditional write of up to {request.size} bytes exceeds {self.router.round_bytes_max}, "
@@ -307,7 +307,7 @@ class StreamAppender:
                         size_bytes=request.size,
                         limit_bytes=self.router.round_bytes_max,
                     )
-                self.router.position_of_run([record.key for record in request.records])
+                self.router.check_run([record.key for record in request.records])
             except RollbridgeError as fault:
                 request.settle(fault)
                 continue
@@ -322,7 +322,7 @@ class StreamAppender:
             # The stream was deleted, or the segment sealed and truncated unnoticed.
             requests = [*requests, *queue.drain()]
             try:
-                if self.router.has_moved(requests[0].position, queue.segment, is_lost=True):
+                if self.router.has_moved(requests[0].key, queue.segment, is_lost=True):
                     self._reroute(requests, queue.segment, self.router.limits)
                     return
             except RollbridgeError as why:

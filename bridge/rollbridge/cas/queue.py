@@ -31,7 +31,7 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka.segment_tail import LineageTails
-from rollbridge.model.cas import Accepted, Falling, Mates, Refused, Scope
+from rollbridge.model.cas import Accepted, Falling, Mates, Refused, Scope, why_moved
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition
 from rollbridge.model.sn import DLSN
@@ -216,7 +216,8 @@ class AppendQueue:
         """Return the error of a write that is refused."""
         what = "the segment's last record" if request.scope is Scope.SEGMENT else "the last record with this key"
         return CasWriteError(
-            f"525: expected {verdict.expected} in {self._stream}, but {what} is {verdict.actual}; nothing was written",
+            f"525: expected {verdict.expected} in {self._stream}, but {what} is {verdict.actual}; nothing was written"
+            f"{why_moved(verdict.expected, verdict.actual, request.course)}",
             expected=verdict.expected,
             actual=verdict.actual,
         )

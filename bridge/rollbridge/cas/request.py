@@ -118,7 +118,6 @@ class AppendRequest(CasFuture):
         records: Records that stand side by side in one segment.
         expected: The expected SN, or the write whose last record is expected to be the last.
         operation: Identity of the write, in the headers of its records.
-        position: Position of its first key in the key space.
         course: Its segment and predecessors, as of its last routing.
         deadline: Nothing is begun after it.
         rising_ids: True if its transaction ids must not be lower than the last one before.
@@ -133,7 +132,6 @@ class AppendRequest(CasFuture):
     expected: SN | AppendRequest
     scope: Scope
     operation: bytes
-    position: float
     course: KeyLineage
     deadline: Deadline
     timestamp_ms: int
@@ -146,6 +144,11 @@ class AppendRequest(CasFuture):
     def __post_init__(self) -> None:
         CasFuture.__init__(self)
         self.size = sum([record.size for record in self.records])
+
+    @property
+    def key(self) -> bytes | None:
+        """Key of its first record."""
+        return self.records[0].key
 
     @property
     def token(self) -> Token:

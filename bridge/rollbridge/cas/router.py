@@ -10,10 +10,10 @@ from rollbridge.calls import Backoff, Deadline
 from rollbridge.errors import InvalidRequestError, UnavailableError
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import KeyLineage, Stage
+from rollbridge.model.lineage import KeyLineage, Stage, former_segments
 from rollbridge.model.names import Partition, StreamName
 from rollbridge.model.paths import epochs
-from rollbridge.model.records import KEYLESS, TopicLimits
+from rollbridge.model.records import KEYLESS, StreamConfig, TopicLimits
 from rollbridge.zookeeper.catalog import Catalog
 from rollbridge.zookeeper.session import ZooKeeperSession
 
@@ -32,7 +32,10 @@ class _Known:
         self._bounds = sorted(bounds.union(() if history.foundation is None else history.foundation.lows))
         self._courses: dict[int, KeyLineage] = {}
 
-    def course(self, position: float) -> KeyLineage:
+    def course(self, config: StreamConfig, key: bytes | None) -> KeyLineage:
+        position, former = config.keys.position(key), former_segments(config, self.history, key)
+        if former:
+            return KeyLineage(self.history, position, former)
         place = bisect_right(self._bounds, position)
         found = self._courses.get(place)
         if found is None:
@@ -89,25 +92,21 @@ class SegmentRouter:
         """Return the partition that a segment is."""
         return self._catalog.view(self._name).config.place(segment)
 
-    def position(self, key: bytes | None) -> float:
-        """Return the position of a key in the key space of the stream."""
-        return self._catalog.view(self._name).config.keys.position(key)
-
     def segments(self) -> int:
         """Return the number of active segments."""
         return len(self._catalog.view(self._name).history.active.segments)
 
-    def course(self, position: float) -> KeyLineage:
-        """Return the course of a position as of the cached history.
+    def course(self, key: bytes | None) -> KeyLineage:
+        """Return the course of a key as of the cached history.
 
         Raises:
             UnavailableError: the end of a predecessor is not known yet; see :meth:`await_course`.
             ScopeNotFoundError, StreamNotFoundError: there is no such stream.
         """
-        history, known = self._catalog.view(self._name).history, self._known
-        if known is None or known.history is not history:
-            self._known = known = _Known(history)
-        return known.course(position)
+        view, known = self._catalog.view(self._name), self._known
+        if known is None or known.history is not view.history:
+            self._known = known = _Known(view.history)
+        return known.course(view.config, key)
 
     def before(self, segment: SegmentId) -> list[Stage]:
         """Return all predecessors of a segment, however far back and whatever their keys, oldest first.
@@ -126,12 +125,12 @@ class SegmentRouter:
 
     def await_course(
         self,
-        position: float,
+        key: bytes | None,
         deadline: Deadline,
         sealed: SegmentId | None = None,
         taken: TopicLimits | None = None,
     ) -> KeyLineage:
-        """Wait until a position can be written to in a segment other than ``sealed``; return its course.
+        """Wait until a key can be written in a segment other than ``sealed``; return its course.
 
         ``sealed`` may be no more than a partition of an adopted topic that takes less than what was ``taken`` for its
         limits: its course is returned once other ones are on record.
@@ -143,7 +142,7 @@ class SegmentRouter:
         backoff = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S)
         while True:
             try:
-                course = self.course(position)
+                course = self.course(key)
                 if course.active != sealed or self.limits != taken:
                     return course
                 why = f"segment {sealed} is sealed and its successor is not known"
@@ -177,8 +176,8 @@ class SegmentRouter:
         self._catalog.forget(self._name)
         return self._catalog.view(self._name).history.is_removed(segment)
 
-    def has_moved(self, position: float, segment: SegmentId, *, is_lost: bool = False) -> bool:
-        """Return True if a position has another active segment by now, or is about to; asks ZooKeeper.
+    def has_moved(self, key: bytes | None, segment: SegmentId, *, is_lost: bool = False) -> bool:
+        """Return True if a key has another active segment by now, or is about to; asks ZooKeeper.
 
         If the segment's topic ``is_lost``, nothing that is cached is trusted.
 
@@ -192,21 +191,19 @@ class SegmentRouter:
         else:
             self.check_current()
         try:
-            return self.course(position).active != segment
+            return self.course(key).active != segment
         except UnavailableError:
             return True
 
-    def position_of_run(self, keys: Sequence[bytes | None]) -> float:
-        """Return the position of the first key of a run.
+    def check_run(self, keys: Sequence[bytes | None]) -> None:
+        """Check that a run can be written to one segment.
 
         Raises:
             InvalidRequestError: the keys of the run are in several segments.
         """
-        positions = [self.position(key) for key in keys]
-        history = self._catalog.view(self._name).history
-        if len({history.active.segment_at(position).id for position in positions}) > 1:
+        view = self._catalog.view(self._name)
+        if len({view.history.active.segment_at(view.config.keys.position(key)).id for key in keys}) > 1:
             raise InvalidRequestError(
                 f"the {len(keys)} records of a run are in several segments of {self.stream}, and a condition is about "
                 f"one: write them as a transaction, or as one run for each segment; nothing was written"
             )
-        return positions[0]

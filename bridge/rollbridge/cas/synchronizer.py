@@ -38,9 +38,10 @@ from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import read_end_offset
 from rollbridge.kafka.segment_tail import FIRST_STEP, STEP_FACTOR, LineageTails, WaitedTooLongError, ask, sn_of
 from rollbridge.model.cas import Scope
+from rollbridge.model.ids import SegmentId
 from rollbridge.model.lineage import KeyLineage, Stage
 from rollbridge.model.position import ReadPosition
-from rollbridge.model.sn import ANY, DLSN, SN, Token
+from rollbridge.model.sn import ANY, DLSN, EMPTY, SN, Token
 from rollbridge.model.synchronizer import (
     KeyRecord,
     Machine,
@@ -76,6 +77,7 @@ class TopicKeyLog:
     Raises, from each method and iterator:
         WaitedTooLongError: something before is still undecided.
         StreamNotFoundError, UnavailableError: the stream is gone; a scale of it does not end.
+        ConflictError: the key's records stand in a partition in which it does not lie any more.
     """
 
     def __init__(self, cluster: Cluster, router: SegmentRouter, key: bytes, timeout_s: float) -> None:
@@ -84,9 +86,9 @@ class TopicKeyLog:
         self._reader = LogReader(cluster)
         self._router = router
         self._key = key
-        self._position = router.position(key)
         self._timeout_s = timeout_s
         self._tails = LineageTails(router.place)
+        self._looked_at: SegmentId | None = None
         self._read_to: tuple[DLSN, int] | None = None
         """Place where reading forwards has ended, and the leader epoch of the last batch before that."""
 
@@ -238,7 +240,17 @@ class TopicKeyLog:
         return found
 
     def _course(self) -> KeyLineage:
-        return self._router.await_course(self._position, self._deadline())
+        course = self._router.await_course(self._key, self._deadline())
+        if course.former and course.active != self._looked_at:
+            last = ask(self._tails.last_former(course, self._key), self._reader, self._deadline())
+            if last != EMPTY:
+                raise ConflictError(
+                    f"key {self._key!r} of {self._router.stream} lies in partition {course.active.number} of the topic "
+                    f"since partitions were added to it, and what was written of it stands in another one, up to "
+                    f"{last}: in no order, so it is not read on; nothing was written; begin under another key"
+                )
+            self._looked_at = course.active
+        return course
 
     def _end_of(self, stage: Stage) -> int:
         if stage.end is not None:

@@ -193,7 +193,7 @@ class CasWriter:
             raise InvalidRequestError(f"{self.stream} has several segments: a key is needed to choose one")
         condition = Condition(SN(), as_scope(scope), key)
         deadline = Deadline(self._timeout_s)
-        course = self._router.await_course(self._router.position(key), deadline)
+        course = self._router.await_course(key, deadline)
         try:
             return self._channel.ask(self._channel.tails.last_now(course, condition.scope_key), deadline)
         except WaitedTooLongError as fault:
@@ -230,7 +230,7 @@ class CasWriter:
         asked = Token.parse(token) if isinstance(token, str) else token
         self._router.check_current()
         deadline = Deadline(self._timeout_s)
-        course = self._router.await_course(self._router.position(asked.key), deadline)
+        course = self._router.await_course(asked.key, deadline)
         try:
             found = self._channel.ask(self._find(asked, course), deadline)
         except WaitedTooLongError as fault:
@@ -310,20 +310,17 @@ class CasWriter:
         first = run[0][0]
         if checked_scope is Scope.KEY and any(key != first for key, _ in run):
             raise InvalidRequestError('with scope "key" the records of a run have one key; nothing was written')
-        position = 0.0
         if len(run) > 1:
-            position = self._router.position_of_run(keys)
-        elif first is not None:
-            position = self._router.position(first)
-        elif self._router.segments() > 1:
+            self._router.check_run(keys)
+        elif first is None and self._router.segments() > 1:
             raise InvalidRequestError(
                 f"{self.stream} has several segments: a record needs a key to choose one; nothing was written"
             )
-        course = self._router.await_course(position, deadline)
+        course = self._router.await_course(first, deadline)
         given = Token.parse(token) if isinstance(token, str) else token
         waited_for = expected if isinstance(expected, AppendRequest) else as_sn(expected)
         condition = Condition(ANY if isinstance(waited_for, AppendRequest) else waited_for, checked_scope, first)
-        self._check_place(condition.expected, course, position, deadline)
+        self._check_place(condition.expected, course, first, deadline)
         if given is not None and (given.since != condition.expected or given.key != first):
             raise InvalidRequestError(f"token {given} was made for another key or expectation; nothing was written")
         operation = self._operation() if given is None else given.operation
@@ -339,7 +336,6 @@ class CasWriter:
             expected=waited_for,
             scope=checked_scope,
             operation=operation,
-            position=position,
             course=course,
             deadline=deadline,
             timestamp_ms=timestamp_ms,
@@ -372,14 +368,14 @@ class CasWriter:
             case _:
                 self._counts.note_conditional(WriteEnd.FAILED)
 
-    def _check_place(self, expected: SN, course: KeyLineage, position: float, deadline: Deadline) -> None:
+    def _check_place(self, expected: SN, course: KeyLineage, key: bytes | None, deadline: Deadline) -> None:
         """Refuse an SN that cannot be one of this key's, before anything is appended."""
         try:
             place_of(expected, course)
         except InvalidRequestError:
             # The SN may come from an epoch that is not cached here yet.
             self._router.check_current()
-            place_of(expected, self._router.await_course(position, deadline))
+            place_of(expected, self._router.await_course(key, deadline))
 
     def _record(
         self,

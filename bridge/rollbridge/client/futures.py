@@ -276,7 +276,7 @@ class Completion:
             return self._incomplete(name)
         if record.refused is not None:
             return TransactionRefusedError(
-                f"{record.refused}; transaction {name} is aborted, nothing of it is visible",
+                f"{record.reason or record.refused}; transaction {name} is aborted, nothing of it is visible",
                 transaction=name,
                 stream=record.refused.stream,
                 key=record.refused.key,

@@ -371,7 +371,7 @@ def _check_place(view: StreamView, stream: str, condition: Condition) -> None:
             f"{stream} has several segments: a condition needs a key to choose one; nothing was sent"
         )
     try:
-        course = KeyLineage(view.history, view.config.keys.position(condition.key))
+        course = KeyLineage.of(view.config, view.history, condition.key)
     except UnavailableError:
         return  # a scale is in progress; the leader will check
     place_of(condition.expected, course)

@@ -336,7 +336,7 @@ class Consumer:
             StreamRecreatedError: A stream was deleted and created again. Nothing is handed out until :meth:`subscribe`
                 is called again or a new consumer is made, which begins there as ``auto.offset.reset`` says. So it is
                 where the topic of an adopted one was.
-            ConflictError: The group reads other streams, or an adopted topic has more partitions than it had.
+            ConflictError: The group reads other streams.
             TruncatedError: An adopted topic was deleted.
         """
         return next(iter(self._take(1, timeout)), None)

@@ -516,7 +516,23 @@ class LineageTails:
                 return ANY
             if since is not None and since >= stage.base:
                 return EMPTY
-        return ANY if course.dropped_end > (0 if since is None else since + 1) else EMPTY
+        if course.dropped_end > (0 if since is None else since + 1):
+            return ANY
+        return (yield from self.last_former(course, key)) if key is not None and since is None else EMPTY
+
+    def last_former(self, course: KeyLineage, key: bytes) -> Question[SN]:
+        """Return the SN of the last committed record with a key where it has lain before partitions were added."""
+        last = EMPTY
+        for stage in course.former:
+            tail = self.of(stage)
+            end: int = (yield EndOf(tail.place)) if stage.end is None else stage.end
+            if stage.end is None:
+                yield from tail.confirm(end)
+            found, is_gone = yield from self._asked(stage, course, tail.last_of(key, 0, end))
+            if found is not None:
+                return found
+            last = ANY if is_gone or tail.truncated_at > 0 else last
+        return last
 
     def last_now(self, course: KeyLineage, key: bytes | None) -> Question[SN]:
         """Return the same before the end of the log, which covers everything that was acknowledged before."""

@@ -127,6 +127,8 @@ def place_of(expected: SN, course: KeyLineage) -> int | None:
 
     In a segment that the history has dropped, only the SN's sequence id gives the place.
 
+    Of a key that lies in another partition since some were added to an adopted topic, only a place in that one is one.
+
     Raises:
         InvalidRequestError: its segment is not one in which records of this key can stand, or it is of a stream of the
             same name that was deleted.
@@ -137,7 +139,9 @@ def place_of(expected: SN, course: KeyLineage) -> int | None:
             f"since begin at {course.born_sequence}; nothing was written"
         )
     if expected.dlsn is None:
-        return expected.sequence_id
+        return None if course.former else expected.sequence_id
+    if course.is_former(expected.dlsn.segment):
+        return None
     base = course.base(expected.dlsn.segment)
     if base is None and course.is_dropped(expected.dlsn.segment):
         return expected.sequence_id
@@ -165,6 +169,8 @@ def holds(condition: Condition, last: SN, upto: int, course: KeyLineage) -> bool
     expected = condition.expected
     if expected == ANY:
         return True
+    if has_moved(expected, course):
+        return False
     place = place_of(expected, course)
     match condition.scope:
         case Scope.SEGMENT:
@@ -180,6 +186,23 @@ def holds(condition: Condition, last: SN, upto: int, course: KeyLineage) -> bool
             return last.empty or (last.sequence_id is not None and last.sequence_id < place)
         case never:
             assert_never(never)
+
+
+def has_moved(expected: SN, course: KeyLineage) -> bool:
+    """Return whether a record is expected in a partition in which its key does not lie any more."""
+    return expected.dlsn is not None and course.is_former(expected.dlsn.segment)
+
+
+def why_moved(expected: SN, actual: SN, course: KeyLineage) -> str:
+    """Return why a condition of a key that lies in another partition by now was refused, to follow that; else empty."""
+    if not course.former or not (has_moved(expected, course) or has_moved(actual, course)):
+        return ""
+    places = ", ".join(str(stage.segment.number) for stage in course.former)
+    return (
+        f"; partitions were added to the topic since: the key lies in partition {course.active.number} now and lay in "
+        f"{places}, and records of different partitions are in no order: look at it anew, and write it once without an "
+        "expectation (ANY)"
+    )
 
 
 def is_refuted(condition: Condition, last: SN, course: KeyLineage) -> bool:

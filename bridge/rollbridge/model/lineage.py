@@ -6,14 +6,17 @@ each epoch, so that "the last record before" has one meaning for it. See :mod:`r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 
-from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.epochs import ON_TOPIC, EpochHistory
 from rollbridge.model.errors import InvalidRequestError, StreamRecreatedError, TruncatedError, UnavailableError
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition, SegmentPlaces
+from rollbridge.model.partitioners import native_partition
+from rollbridge.model.records import StreamConfig
 
 
 def place_of_partition(
@@ -70,9 +73,11 @@ class KeyLineage:
         dropped_end: The sequence id after the last record that may have stood in epochs which the history has dropped;
             0 if there was none.
         born_sequence: The first sequence id of this life of the stream; those below it are of former ones.
+        former: Other partitions of an adopted topic in which the key has lain before partitions were added. They go on
+            beside the active segment, so nothing in them is earlier or later than what stands there.
     """
 
-    def __init__(self, history: EpochHistory, position: float) -> None:
+    def __init__(self, history: EpochHistory, position: float, former: Iterable[SegmentId] = ()) -> None:
         """Begin with the active segment.
 
         Raises:
@@ -89,15 +94,26 @@ class KeyLineage:
         self.active_base = base
         self.dropped_end = 0 if history.foundation is None else history.foundation.end_at(position)
         self.born_sequence = history.born_sequence
+        self.former = tuple(map(self._stage, former))
+
+    @classmethod
+    def of(cls, config: StreamConfig, history: EpochHistory, key: bytes | None) -> KeyLineage:
+        """Return the lineage of a key. Raises as ``__init__``."""
+        return cls(history, config.keys.position(key), former_segments(config, history, key))
 
     @cached_property
     def stages(self) -> tuple[Stage, ...]:
         """Newest first: the active segment, then what it continues, as far as it is kept."""
+        graph = self._history.graph
+        return tuple(self._stage(node.segment.id) for node in graph.key_lineage(self.active, self._position))
+
+    def _stage(self, segment: SegmentId) -> Stage:
         graph, removed = self._history.graph, self._history.removed
-        return tuple(
-            Stage(node.segment.id, graph.sequence_bases[node.segment.id], node.sealed_end, node.segment.id in removed)
-            for node in graph.key_lineage(self.active, self._position)
-        )
+        return Stage(segment, graph.sequence_bases[segment], graph.node(segment).sealed_end, segment in removed)
+
+    def is_former(self, segment: SegmentId) -> bool:
+        """Return whether the key has lain in a segment before partitions were added, and lies in another one now."""
+        return any(stage.segment == segment for stage in self.former)
 
     def base(self, segment: SegmentId) -> int | None:
         """Return the first sequence id of a segment of this lineage; None for any other segment."""
@@ -108,3 +124,13 @@ class KeyLineage:
     def is_dropped(self, segment: SegmentId) -> bool:
         """Return True if a segment may have been of this lineage, in an epoch that the history has dropped."""
         return self._history.is_dropped(segment)
+
+
+def former_segments(config: StreamConfig, history: EpochHistory, key: bytes | None) -> tuple[SegmentId, ...]:
+    """Return the partitions of an adopted topic in which a key lay before the last ones were added, and not since."""
+    partitioner = config.keys.partitioner
+    if partitioner is None or key is None:
+        return ()
+    on_topic = [item.segments for item in takewhile(lambda item: item.cause in ON_TOPIC, history.records)]
+    lay = [segments[native_partition(partitioner, key, len(segments))].id for segments in on_topic]
+    return tuple(item for item in dict.fromkeys(lay) if item != lay[-1])

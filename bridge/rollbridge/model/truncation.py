@@ -178,6 +178,8 @@ def first_needed(
     for record in history.records[1:]:
         if record.sealed_ends is None or any(item.id not in gone for item in history.ended_with(record.epoch)):
             break
+        if record.cause is EpochCause.GROWN and not record.segment_ids <= gone:
+            break  # the epochs before it say where keys have lain
         last = record.epoch
     if last - 1 <= history.first:
         return history.first

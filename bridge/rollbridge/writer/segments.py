@@ -145,6 +145,8 @@ class StreamQueues(Generic[P]):
                     queue.sealed_end = history.sealed_end(queue.id)
         self._ended.sort(key=lambda queue: queue.id.epoch)
         self.active = [queues.get(item.id) or self._new_queue(item) for item in current]
+        for queue, item in zip(self.active, current, strict=True):
+            queue.segment = item  # it may hold other keys now
         self.drain()
 
     def close(self) -> list[P]:

@@ -22,7 +22,7 @@ from enum import Enum
 from typing import Final, overload
 
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model.cas import Scope, holds, place_of
+from rollbridge.model.cas import Scope, holds, place_of, why_moved
 from rollbridge.model.changes import Roll
 from rollbridge.model.conditions import RefusedCondition, StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord, Run, add_run
@@ -144,7 +144,7 @@ def _not_met(query: Query, answer: Found) -> Steps[NotMet]:
         (again,) = yield from Look([replace(query, since=None)])
         actual = again.last if isinstance(again, Found) else ANY
     found = RefusedCondition(str(query.places.stream), query.condition.key, query.condition.expected, actual)
-    return NotMet(str(found), found)
+    return NotMet(f"{found}{why_moved(found.expected, actual, query.course)}", found)
 
 
 def _query(
@@ -169,7 +169,7 @@ def _query(
     condition = item.condition
     if condition.key is None and len(history.active.segments) > 1:
         raise InvalidRequestError(f"{name} has several segments, so a condition on it needs a key")
-    course = KeyLineage(history, stream.config.keys.position(condition.key))
+    course = KeyLineage.of(stream.config, history, condition.key)
     place = place_of(condition.expected, course)
     # An expected transaction id is compared with that of the record itself; else it is enough to find no later one.
     since = place if condition.scope is Scope.KEY and condition.expected.transaction_id is None else None

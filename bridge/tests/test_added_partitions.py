@@ -1,0 +1,208 @@
+"""Partitions added to an adopted topic: the epoch that has grown, for keys, for readers and for conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from rollbridge.errors import InvalidRequestError
+from rollbridge.model.cas import Condition, Scope, holds, is_refuted, place_of, why_moved
+from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
+from rollbridge.model.ids import SegmentId
+from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.model.lineage import KeyLineage
+from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.partitioners import Partitioner, native_partition
+from rollbridge.model.reader_group import Reset, SegmentStanding, decide
+from rollbridge.model.reading import ReadingPlan
+from rollbridge.model.records import StreamConfig, TopicLimits
+from rollbridge.model.routing import StreamView
+from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
+from rollbridge.model.truncation import consistent, first_needed, frontier, without_epochs
+
+NAME = StreamName("topics", "orders")
+CONFIG = StreamConfig(
+    name=NAME,
+    group=GroupName("topics"),
+    created_ms=0,
+    buffer_topic_id="b",
+    topic="orders",
+    partitioner="murmur2",
+    partitions=3,
+    topic_id="t",
+    limits=TopicLimits(1_000_000),
+)
+ADOPTED = EpochHistory.create(even_ranges(2), 0)
+GROWN = ADOPTED.with_records(ADOPTED.plan_growth(3, 1))
+KEYS = [b"%d" % number for number in range(100)]
+
+
+def of(number: int) -> SegmentId:
+    return SegmentId.of(number, 0)
+
+
+def left(history: EpochHistory) -> EpochHistory:
+    """The history of a stream that has left its topic for segments with the same keys."""
+    active = history.active.segments
+    record = history.plan_scale([item.id.number for item in active], [item.range for item in active], 2)
+    return history.with_records(record).with_sealed_ends(record.epoch, {item.id: 10 for item in active})
+
+
+def key_that_lay(before: int, now: int) -> bytes:
+    """A key that has gone from one partition of two to one of three."""
+    return next(
+        key
+        for key in KEYS
+        if native_partition(Partitioner.MURMUR2, key, 2) == before
+        and native_partition(Partitioner.MURMUR2, key, 3) == now
+    )
+
+
+def test_all_segments_go_on_and_new_ones_continue_nothing() -> None:
+    assert check_chain(GROWN.records) == []
+    assert GROWN.active.cause is EpochCause.GROWN
+    assert GROWN.reference.epoch == 1
+    assert [item.id for item in GROWN.active.segments] == [of(0), of(1), of(2)]
+    assert GROWN.ended_with(1) == ()
+    assert [item.id for item in GROWN.began_with(1)] == [of(2)]
+    assert GROWN.unsealed() == ()
+    assert GROWN.graph.nodes[of(0)].segment.range == even_ranges(3)[0]
+    assert GROWN.graph.partitions == {of(number): number for number in range(3)}, "Kafka's own numbers"
+    assert GROWN.graph.sequence_bases == dict.fromkeys(map(of, range(3)), 0)
+    assert GROWN.graph == EpochHistory(GROWN.records).graph
+    assert CONFIG.place(of(2)) == ("orders", 2)
+    away = left(GROWN)
+    assert check_chain(away.records) == []
+    for number, item in enumerate(away.active.segments):
+        assert away.graph.predecessors(item.id).keys() == {of(number)}
+
+
+def test_a_later_life_grows_with_the_numbers_of_its_own() -> None:
+    born = EpochHistory.create(even_ranges(2), 0, 7, 1_000, 0)
+    grown = born.with_records(born.plan_growth(4, 1))
+    assert check_chain(grown.records, 7, 7) == []
+    assert [item.id for item in grown.active.segments] == [SegmentId.of(number, 7) for number in range(4)]
+    assert set(grown.graph.sequence_bases.values()) == {1_000}
+
+
+@pytest.mark.parametrize("spoiled", ["ended", "nothing began"])
+def test_an_epoch_that_has_not_grown_is_noticed(spoiled: str) -> None:
+    count = 1 if spoiled == "ended" else 2
+    wrong = ADOPTED.with_records(ADOPTED.plan_growth(count, 1))
+    assert any("has not grown" in fault for fault in check_chain(wrong.records))
+
+
+def test_whoever_began_before_goes_on_in_the_epoch_that_has_grown() -> None:
+    again = GROWN.with_records(GROWN.plan_growth(5, 2))
+    assert [len(again.grown_from(epoch).segments) for epoch in range(3)] == [5, 5, 5]
+    away = left(again)
+    assert away.grown_from(0) == again.active
+    assert away.grown_from(3) == away.active
+    # Of the epoch that the topic has grown to are the segments that a late transaction is merged into.
+    duplicate, active = away.plan_rolling(0, 3, [0, 4])
+    assert check_chain([*away.records, duplicate, active]) == []
+    assert duplicate.reference_epoch == 2
+    began = {item.id.number: item.range for item in duplicate.segments if item.id.epoch == duplicate.epoch}
+    assert began == {0: KeyRange(0.0, 0.2), 4: KeyRange(0.8, 1.0)}
+
+
+def test_settings_are_those_of_the_history_that_was_read_with_them() -> None:
+    for history, partitions in ((ADOPTED, 2), (GROWN, 3), (left(GROWN), 3)):
+        view = StreamView.of(CONFIG, history)
+        assert view.config.partitions == partitions
+        assert view.config.is_on_topic(history.active) is (history.active.cause is not EpochCause.SCALE)
+    route = StreamView.of(CONFIG, GROWN).route
+    assert route.known is not None, "keys are looked up by partition"
+    assert route.limits == CONFIG.limits
+    for key in KEYS:
+        assert route.hash_of(key, 42) == native_partition(Partitioner.MURMUR2, key, 3)
+
+
+def test_epochs_that_say_where_keys_have_lain_are_kept_as_long_as_something_is_left_there() -> None:
+    again = GROWN.with_records(GROWN.plan_growth(5, 2))
+    assert first_needed(again, since_ms=1 << 50) == 0
+    away = left(left(again))
+    gone = away.with_removed(item.id for record in again.records for item in record.segments)
+    assert first_needed(gone, since_ms=1 << 50) > 0
+    kept = without_epochs(gone, first_needed(gone, since_ms=1 << 50))
+    assert check_chain(kept.records, kept.first) == []
+
+
+# Readers
+
+
+def test_a_reader_takes_added_partitions_up_from_their_beginning() -> None:
+    plan = ReadingPlan(ADOPTED, start={of(0): 7, of(1): 9})
+    assert plan.update(GROWN)
+    assert plan.readable() == {of(0): 7, of(1): 9, of(2): 0}
+    saved = ReadingPlan(GROWN, start={of(0): 7, of(1): 9})
+    assert saved.readable() == plan.readable()
+    assert frontier(GROWN, consistent(GROWN, {of(0): 7, of(2): 4})) == {of(0): 7, of(1): 0, of(2): 4}
+
+
+@pytest.mark.parametrize("reset", Reset)
+@pytest.mark.parametrize("committed", [{}, {of(0): 7}])
+def test_a_group_that_has_begun_reads_added_partitions_from_their_beginning(
+    reset: Reset, committed: Mapping[SegmentId, int]
+) -> None:
+    found = decide(GROWN, committed, reset)[of(2)]
+    fresh = {
+        Reset.EARLIEST: SegmentStanding.READ,
+        Reset.LATEST: SegmentStanding.READ_NEW,
+        Reset.ERROR: SegmentStanding.NO_OFFSET,
+    }
+    assert found.standing is (SegmentStanding.READ if committed else fresh[reset])
+    assert found.offset == 0
+
+
+# Conditions
+
+
+def sn(number: int, offset: int) -> SN:
+    return SN(DLSN(0, number, offset), None, offset)
+
+
+def test_a_key_that_stays_has_conditions_as_before() -> None:
+    stays = key_that_lay(0, 0)
+    course = KeyLineage.of(CONFIG, GROWN, stays)
+    assert course.former == ()
+    assert place_of(sn(0, 7), course) == 7
+    assert holds(Condition(sn(0, 7), Scope.KEY, stays), EMPTY, 20, course)
+    with pytest.raises(InvalidRequestError, match="of another key range"):
+        place_of(sn(1, 7), course)
+
+
+def test_an_expectation_of_a_key_that_has_moved_is_refused_and_says_why() -> None:
+    moved = key_that_lay(0, 2)
+    course = KeyLineage.of(CONFIG, GROWN, moved)
+    assert course.active == of(2)
+    assert [stage.segment for stage in course.former] == [of(0)]
+    for scope in Scope:
+        was = Condition(sn(0, 7), scope, moved)
+        assert place_of(was.expected, course) is None
+        for last in (EMPTY, sn(0, 7), sn(2, 3)):
+            assert not holds(was, last, 20, course)
+        assert holds(Condition(ANY, scope, moved), sn(2, 3), 20, course)
+        assert holds(Condition(sn(2, 3), scope, moved), sn(2, 3), 20, course)
+    # What is told is the record that stands where the key has lain, if there is none where it lies.
+    assert not holds(Condition(EMPTY, Scope.KEY, moved), sn(0, 7), 20, course)
+    assert holds(Condition(EMPTY, Scope.KEY, moved), EMPTY, 20, course)
+    # A sequence id alone does not say in which partition.
+    assert not holds(Condition(SN(sequence_id=7), Scope.KEY, moved), EMPTY, 20, course)
+    assert not is_refuted(Condition(SN(sequence_id=7), Scope.KEY, moved), sn(2, 9), course)
+    assert "lies in partition 2 now and lay in 0" in why_moved(sn(0, 7), EMPTY, course)
+    assert "lies in partition 2 now and lay in 0" in why_moved(EMPTY, sn(0, 7), course)
+    assert why_moved(sn(2, 1), sn(2, 3), course) == ""
+    assert [stage.segment for stage in KeyLineage.of(CONFIG, left(GROWN), moved).former] == [of(0)], "left or not"
+
+
+def test_a_key_that_has_come_back_lies_where_it_lay() -> None:
+    again = GROWN.with_records(GROWN.plan_growth(4, 2))
+    config = StreamView.of(CONFIG, again).config
+    key = next(
+        key for key in KEYS if [native_partition(Partitioner.MURMUR2, key, n) for n in (2, 3, 4)] == [0, 2, 0]
+    )  # fmt: skip
+    course = KeyLineage.of(config, again, key)
+    assert course.active == of(0)
+    assert [stage.segment for stage in course.former] == [of(2)]
