@@ -131,6 +131,10 @@ class Streams:
             first.plan_scale([0, 1], even_ranges(2), 1), sealed_ends={item.id: 5 for item in first.active.segments}
         )
         self.history = first.with_records(second)
+        self.generation = 1
+
+    def grown(self, route: Route) -> Route:
+        return route
 
     def view(self, stream: str) -> Streams:
         return self

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch, DefaultRecordBatchBuilder
 
-from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError
+from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import (
     HEADER_BYTES,
     BatchHeader,

@@ -141,7 +141,7 @@ def test_what_an_adopted_topic_takes() -> None:
     old: list[Record] = [(NOW_MS - 10_000_000, b"k", b"v", [])]
     with pytest.raises(InvalidRequestError, match="past"):
         carry(batch_of(old), 0, target(passed=True, before_ms=1_000), BatchAuthor(TXN.bytes, 0, 0))
-    with pytest.raises(InvalidRequestError, match="partition"):
+    with pytest.raises(MissingPartitionError, match="no partition 3 among 3 so far"):
         carry(batch_of(old), 3, target(passed=True), BatchAuthor(TXN.bytes, 0, 0))
 
 

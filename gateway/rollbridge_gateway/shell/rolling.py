@@ -18,7 +18,6 @@ from rollbridge.errors import (
     BackpressureError,
     CorruptDataError,
     InvalidRequestError,
-    NotFoundError,
     OutcomeExpiredError,
     OutcomeUnknownError,
     TransactionAbortedError,
@@ -132,7 +131,7 @@ class Rolling:
             target = self._target_of(lane)
             author = BatchAuthor(txn.completion.key, local_sequence(txn.number, 0), txn.records)
             frames = carry(parcel.batch, parcel.partition, target, author)
-        except (InvalidRequestError, NotFoundError, CorruptDataError) as fault:
+        except (InvalidRequestError, CorruptDataError) as fault:
             raise NothingWrittenError(str(fault)) from fault
         self._put(txn, parcel, frames)
 
