@@ -371,7 +371,7 @@ def test_how_long_the_topic_keeps_records_is_followed_and_times_are_whose_was_as
             assert scene.committed_soon(scene.commit(name))
         return merged
 
-    epoch = scene.config.first_epoch
+    epoch = history_of(scene.world, ORDERS).active
     assert (scene.config.kept_ms, scene.config.kept_in(epoch)) == (FOREVER, FOREVER)
     scene.world.configure(TOPIC, {"retention.ms": "60000"})
     scene.until(lambda: scene.config.kept_ms == 60_000)

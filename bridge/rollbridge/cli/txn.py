@@ -178,9 +178,9 @@ def _older_than_kept(b: Bridge, record: TransactionRecord, now_ms: int) -> list[
     """Return what of an open transaction is older than its topics keep records, a sentence for each topic."""
     found = []
     for name, epoch in record.streams.items():
-        with suppress(NotFoundError):
-            config = b.admin.describe(name).config
-            found.append(outlived(config.topic, config.kept_in(epoch), record.begun_ms, now_ms))
+        with suppress(NotFoundError, InvalidRequestError, StreamRecreatedError):
+            config, written = b.admin.describe(name).config, b.admin.history(name).record(epoch)
+            found.append(outlived(config.topic, config.kept_in(written), record.begun_ms, now_ms))
     return [item for item in found if item is not None]
 
 

@@ -111,7 +111,7 @@ def retentions(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect adopted topics to keep records for as long as the transactions that write them may be open."""
     for stream in facts.streams:
         config = stream.config
-        if stream.history is None or (kept_ms := config.kept_in(stream.history.active.epoch)) == FOREVER:
+        if stream.history is None or (kept_ms := config.kept_in(stream.history.active)) == FOREVER:
             continue
         found = [
             item

@@ -376,12 +376,12 @@ class StreamConfig(NodeRecord):
         count = len(first.segments)
         return replace(self, partitions=count) if self.is_on_topic(first) and count != self.partitions else self
 
-    def kept_in(self, epoch: int) -> int:
+    def kept_in(self, record: EpochRecord) -> int:
         """Return for how many ms Kafka keeps what a transaction of an epoch has written, from its writes on.
 
         That is ``FOREVER`` where it keeps all, and where it counts from the commit.
         """
-        limits = self.limits_in(epoch)
+        limits = self.limits_in(record)
         counts_from_commit = limits is None or limits.is_append_time or self.timestamps is RecordTimes.COMMIT
         return FOREVER if counts_from_commit else self.kept_ms
 

@@ -95,7 +95,7 @@ class Route:
             limits=config.limits_in(record),
             headers=config.headers,
             buffer_id=config.buffer_topic_id,
-            kept_ms=config.kept_in(record.reference_epoch),
+            kept_ms=config.kept_in(record),
         )
 
 
