@@ -162,7 +162,9 @@ def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) 
     """
     header = parse_header(batch)
     if target.is_partitioned and not 0 <= partition < target.segments:
-        raise MissingPartitionError(f"there is no partition {partition} among {target.segments} so far; nothing was written")
+        raise MissingPartitionError(
+            f"there is no partition {partition} among {target.segments} so far; nothing was written"
+        )
     plain = uncompressed(header, batch, limit_bytes=DECOMPRESSED_BYTES_MAX)
     _check_count(header, plain)
     check_numbering(plain)

@@ -29,7 +29,7 @@ from rollbridge.model.attribution import RECORD_HEADER, unpack_run
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import HASH_SEED
 from rollbridge.model.records import TopicLimits
-from rollbridge_gateway.carrying import BatchAuthor, Target, carry, check_batch
+from rollbridge_gateway.carrying import BatchAuthor, MissingPartitionError, Target, carry, check_batch
 from rollbridge_gateway.identity import Pair
 
 TXN = TransactionId.of(3, 5)
