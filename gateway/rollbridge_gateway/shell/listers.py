@@ -28,13 +28,16 @@ class Listers:
         self._places = asyncio.Semaphore(most)
 
     async def run(self, has_left: Callable[[], bool], work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do some work on one of the threads, first come, first served, unless who has asked leaves before its turn.
+        """Do some work on one of the threads, first come, first served, unless who has asked leaves while it waits.
+
+        Who has closed its side of the connection may still read: it is answered where nobody has to wait.
 
         Raises:
             ClientLeftError: it has left; nothing was done.
         """
+        waits = self._places.locked()
         async with self._places:
-            if has_left():
+            if waits and has_left():
                 raise ClientLeftError("the client has left before its listing was begun")
             return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
 
