@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -307,3 +309,80 @@ def test_a_path_of_another_cluster_is_refused(cluster: AnyCluster, unique_name: 
         rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root)
     assert "another-cluster" in str(refused.value)
     assert cluster.kafka_cluster_id in str(refused.value)
+
+
+WRONG_RECORDS: dict[str, Any] = {
+    "key": ("key", b"v"),
+    "value": (b"k", "value"),
+    "number": (b"k", 7),
+    "one": b"k",
+    "three": (b"k", b"v", b"more"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG_RECORDS.values(), ids=WRONG_RECORDS)
+@pytest.mark.parametrize("segments", [1, 2])
+def test_wrong_records_are_named_and_those_around_them_are_written(
+    site: Site, client: rollbridge.Bridge, unique_name: Callable[[str], str], wrong: Any, segments: int
+) -> None:
+    stream = f"{unique_name('scope')}/orders"
+    client.admin.create_stream(stream, segments=segments)
+    key: Any = bytearray(b"k")
+    values: list[Any] = [memoryview(b"%d" % number) for number in range(10)]
+    some: list[Any] = [(b"k", b"1"), wrong, (b"k", b"not read")]
+    with client.transaction(stream) as transaction:
+        with pytest.raises(TypeError, match=r"must be .* not written"):
+            transaction.write_all(stream, some)
+        if isinstance(wrong, tuple) and len(wrong) == 2:
+            with pytest.raises(TypeError, match=r"must be bytes or None, not .* not written"):
+                transaction.write(stream, *wrong)
+        assert transaction.write_all(stream, [(key, b"2"), (b"k", values[3])]) == 2
+        transaction.write(stream, key=key, value=values[4])
+    with client.writer(stream) as writer:
+        with pytest.raises(TypeError, match=r"must be .* not written"):
+            writer.write_all(some)
+        if isinstance(wrong, tuple) and len(wrong) == 2:
+            with pytest.raises(TypeError, match=r"must be bytes or None, not .* not written"):
+                writer.write(*wrong)
+        assert writer.write_all([(key, b"5"), (b"k", values[6])]) == 2
+        writer.write(key=key, value=values[7])
+    with client.cas_writer(stream) as conditional:
+        with pytest.raises(TypeError, match=r"must be .* not written"):
+            conditional.write_all(some[:2], expected=rollbridge.ANY)
+        conditional.write_all([(key, values[8])], expected=rollbridge.ANY)
+        conditional.write(key, values[9], expected=rollbridge.ANY)
+    expected = [b"1", *(b"%d" % number for number in range(2, 5)), b"1", *(b"%d" % number for number in range(5, 10))]
+    assert [message.value() for message in site.committed(stream)] == expected
+
+
+def test_what_is_wrong_with_a_write_is_named(client: rollbridge.Bridge, orders: str) -> None:
+    wrong: Any
+    with client.transaction(orders) as transaction, client.writer(orders) as writer:
+        for wrong in (7, None, [], b"x"):
+            with pytest.raises(TypeError, match=r"stream must be str, not .* not written"):
+                transaction.write(wrong, b"k", b"v")
+        with pytest.raises(TypeError, match="records must be Iterable"):
+            transaction.write_all(orders, 7)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="transaction_id must be int or None, not str"):
+            writer.write(b"k", b"v", transaction_id="7")  # type: ignore[arg-type]
+        writes: dict[str, Callable[..., object]] = {
+            "transaction": partial(transaction.write, orders),
+            "writer": writer.write,
+            "conditional": partial(client.cas_writer(orders).write, expected=rollbridge.ANY),
+        }
+        for name, write in writes.items():
+            for headers in ({"a": b"x"}, [("a",)], "a"):
+                with pytest.raises(TypeError, match="headers must be"):
+                    write(key=b"k", value=name.encode(), headers=headers)
+
+
+def test_times_are_seconds_or_timedeltas_everywhere(client: rollbridge.Bridge, orders: str) -> None:
+    with client.transaction(orders, timeout=60, retain=3600.0) as transaction:
+        transaction.write(orders, b"k", b"v")
+        before = transaction.extend(90)
+        assert transaction.extend(timedelta(seconds=600)) > before
+    with pytest.raises(InvalidTimeoutError):
+        client.begin(orders, timeout=float("inf"))
+    client.admin.update_stream(orders, retention_time=86400)
+    with pytest.raises(TypeError, match="timeout must be seconds as a number or a timedelta or None, not str"):
+        client.begin(orders, timeout="1h")  # type: ignore[arg-type]

@@ -21,6 +21,7 @@ from datetime import timedelta
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
+from rollbridge.arguments import checked
 from rollbridge.errors import InvalidRequestError, RollbridgeError
 
 GRACE_S: Final = 0.2
@@ -141,6 +142,18 @@ def as_seconds(timeout: Timeout, default_s: float) -> float:
     return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
 
 
+Duration = float | timedelta
+"""Seconds, or a timedelta."""
+
+
+def as_timedelta(duration: Duration) -> timedelta:
+    """Return a duration as a timedelta, the longest one for more seconds than that."""
+    if isinstance(duration, timedelta):
+        return duration
+    limit_s = timedelta.max.total_seconds()
+    return timedelta(seconds=duration) if abs(duration) < limit_s else timedelta.max
+
+
 def positive_seconds(what: str, timeout: float | timedelta) -> float:
     """Return a time-out in seconds.
 
@@ -216,6 +229,7 @@ class Errand(Generic[T]):
 # Futures
 
 
+@checked()
 class LightFuture(ABC, Generic[T]):
     """Subset of ``concurrent.futures.Future`` that makes sense for a shared result, which cannot be cancelled.
 

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 from weakref import WeakMethod, WeakSet, finalize
 
+from rollbridge.arguments import checked, checked_call
 from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.router import SegmentRouter
@@ -85,6 +86,7 @@ _SHARED_MAX: Final = 100
 """Maximum number of shared clients remembered by a connection; the least recently used is dropped first."""
 
 
+@checked_call
 def connect(
     bootstrap_servers: str | None = None,
     *,
@@ -193,6 +195,7 @@ def _dropping(counters: GroupCounters) -> Callable[[SessionState], None]:
     return changed
 
 
+@checked()
 class Bridge(BaseClient):
     """Connection to a cluster, and the client of its own name. Use it in a ``with`` block, or close it."""
 

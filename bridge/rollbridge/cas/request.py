@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from rollbridge.arguments import checked
 from rollbridge.calls import Deadline, LightFuture, call_back
 from rollbridge.errors import CasWriteError, OutcomeUnknownError, UnavailableError
 from rollbridge.forks import module_lock
@@ -28,6 +29,7 @@ _lock: Final = module_lock()
 """Lock of all answers, held for a few instructions when one is settled or waited for; one for all is enough."""
 
 
+@checked()
 class CasFuture(LightFuture[SN]):
     """Future of an asynchronous conditional write; may be what the next write expects. Safe to use from any thread."""
 

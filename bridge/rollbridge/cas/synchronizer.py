@@ -16,6 +16,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar, cast
 
+from rollbridge.arguments import checked
 from rollbridge.calls import Deadline, positive_seconds
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.router import SegmentRouter
@@ -272,6 +273,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+@checked()
 class Synchronizer(Generic[S, U]):
     """One state held by any number of processes, each of which may change it if it knows the newest version.
 

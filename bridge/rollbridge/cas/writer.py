@@ -12,6 +12,7 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
 
+from rollbridge.arguments import as_headers, as_record, as_timestamp, checked
 from rollbridge.calls import Deadline, positive_seconds
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.request import AppendRequest, CasFuture, NewRecord, RecordHeaders
@@ -38,6 +39,7 @@ PENDING_MAX: Final = 10_000
 """Maximum number of unsettled asynchronous writes per writer; beyond it :meth:`CasWriter.write_async` waits."""
 
 
+@checked()
 class CasWriter:
     """Writer to one stream under conditions. Safe to use from several threads; close it, or use a ``with`` block.
 
@@ -293,8 +295,9 @@ class CasWriter:
         now_ms = time.time_ns() // 1_000_000
         if not run:
             raise InvalidRequestError("a run needs at least one record; nothing was written")
-        if timestamp is not None and timestamp < 0:
-            raise InvalidRequestError(f"a timestamp of {timestamp} ms lies before 1970; nothing was written")
+        run = [as_record(record) for record in run]
+        if timestamp is not None:
+            timestamp = as_timestamp(timestamp)
         if transaction_ids is not None and len(transaction_ids) != len(run):
             raise InvalidRequestError(
                 f"{len(transaction_ids)} transaction ids for {len(run)} records; nothing was written"
@@ -385,7 +388,7 @@ class CasWriter:
         transaction_id: int | None,
         mark: tuple[str, bytes],
     ) -> NewRecord:
-        whole = list(headers)
+        whole = as_headers(headers)
         if whole and any(name.startswith("rollbridge") for name, _ in whole):
             raise InvalidRequestError("headers that begin with rollbridge are ours; nothing was written")
         if transaction_id is not None:

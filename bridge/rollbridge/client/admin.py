@@ -14,7 +14,8 @@ from enum import Enum
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from rollbridge.calls import Backoff, Deadline, answers_within
+from rollbridge.arguments import checked
+from rollbridge.calls import Backoff, Deadline, Duration, Timeout, answers_within, as_timedelta
 from rollbridge.client.adoption import NEWS_S, Adoption, choose
 from rollbridge.consumer.reader import beginning, cut_before
 from rollbridge.errors import (
@@ -114,6 +115,7 @@ def _within_its_time(method: Callable[Concatenate[Admin, P], T]) -> Callable[Con
     return bounded
 
 
+@checked()
 class Admin:
     """Admin requests of a connection; ``b.admin``. Streams are named ``scope/stream``."""
 
@@ -159,7 +161,7 @@ class Admin:
         record_bytes_max: int | None = None,
         headers: HeaderForm | str | None = None,
         timestamps: RecordTimes | str | None = None,
-        retention_time: timedelta | None = None,
+        retention_time: Timeout = None,
         retention_bytes: int | None = None,
         retention_groups: Iterable[str] = (),
         scaling: ScalingPolicy | None = None,
@@ -447,7 +449,7 @@ class Admin:
         self,
         stream: str,
         *,
-        retention_time: timedelta | Keep | None = KEEP,
+        retention_time: Duration | Keep | None = KEEP,
         retention_bytes: int | Keep | None = KEEP,
         retention_groups: Iterable[str] | Keep = KEEP,
         headers: HeaderForm | str | Keep = KEEP,
@@ -503,7 +505,7 @@ class Admin:
         self,
         group: str,
         *,
-        retention_time: timedelta | Keep | None = KEEP,
+        retention_time: Duration | Keep | None = KEEP,
         retention_bytes: int | Keep | None = KEEP,
         retention_groups: Iterable[str] | Keep = KEEP,
         default: bool = False,
@@ -887,7 +889,7 @@ def _header_form(headers: HeaderForm | str | None) -> str:
 
 def _changed(
     known: Retention,
-    time_kept: timedelta | Keep | None,
+    time_kept: Duration | Keep | None,
     bytes_kept: int | Keep | None,
     groups: Iterable[str] | Keep,
 ) -> Retention:
@@ -916,8 +918,8 @@ def _obeyed(config: StreamConfig, policy: ScalingPolicy | None, timestamps: Reco
     return config
 
 
-def _ms(time_kept: timedelta | None) -> int:
-    return FOREVER if time_kept is None else time_kept // timedelta(milliseconds=1)
+def _ms(time_kept: Timeout) -> int:
+    return FOREVER if time_kept is None else as_timedelta(time_kept) // timedelta(milliseconds=1)
 
 
 def _bytes(kept: int | None) -> int:

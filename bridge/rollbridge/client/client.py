@@ -11,10 +11,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
 
+from rollbridge.arguments import checked
 from rollbridge.calls import Deadline, Timeout, answers_within
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import CommitNumbers, CommitsInFlight, GroupCounters, uptime_s
@@ -62,6 +62,7 @@ class Machinery:
         return Resumer(name, self.options, self.metadata, runtime.catalog, runtime, sessions)
 
 
+@checked()
 class BaseClient(Resuming):
     """Operations on transactions under one name."""
 
@@ -95,9 +96,9 @@ class BaseClient(Resuming):
     def begin(
         self,
         *streams: str,
-        timeout: timedelta | None = None,
+        timeout: Timeout = None,
         label: str | None = None,
-        retain: timedelta | None = None,
+        retain: Timeout = None,
     ) -> Transaction:
         """Begin a transaction. Costs no round trip, except for the first one of its streams.
 
@@ -139,9 +140,9 @@ class BaseClient(Resuming):
     def transaction(
         self,
         *streams: str,
-        timeout: timedelta | None = None,
+        timeout: Timeout = None,
         label: str | None = None,
-        retain: timedelta | None = None,
+        retain: Timeout = None,
     ) -> Transaction:
         """Begin a transaction for a ``with`` block, whose end commits it, or aborts it after an exception."""
         return self.begin(*streams, timeout=timeout, label=label, retain=retain)
@@ -184,6 +185,7 @@ class BaseClient(Resuming):
         return self._resumer
 
 
+@checked()
 class Client(BaseClient):
     """One of many client names on a connection. Made by :meth:`rollbridge.Bridge.client`; safe to use from threads.
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Final
 
+from rollbridge.arguments import checked
 from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds, patience_s
 from rollbridge.client.frame_writer import Join
 from rollbridge.client.futures import Completion
@@ -72,6 +73,7 @@ class JointTicket:
     transaction: TransactionId
 
 
+@checked()
 class JointTransaction:
     """Transaction written by several processes; safe to use from several threads.
 
@@ -148,6 +150,7 @@ _ANY_LEASE: Final = timedelta(milliseconds=1)
 _KEPT_DAYS: Final = SERIES_KEPT_MS // (24 * 3_600_000)
 
 
+@checked()
 class SharedClient:
     """Client name as several processes use it at once, in one session. Made by :meth:`rollbridge.Bridge.share`.
 
@@ -181,8 +184,8 @@ class SharedClient:
         *streams: str,
         series: str,
         number: int,
-        lease: timedelta | None = None,
-        retain: timedelta | None = None,
+        lease: Timeout = None,
+        retain: Timeout = None,
         timeout: Timeout = None,
         once: bool = False,
     ) -> JointTransaction:

@@ -33,6 +33,7 @@ from typing import Final
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
+from rollbridge.arguments import as_headers
 from rollbridge.client.futures import (
     Completion,
     FrameLimits,
@@ -634,14 +635,16 @@ def _checked_headers(headers: Headers) -> HeaderList:
     """Return the user's headers.
 
     Raises:
+        TypeError: they are not pairs of a name and a value.
         InvalidRequestError: one of them has the name of rollbridge's.
     """
-    for name, _ in headers:
+    found = as_headers(headers)
+    for name, _ in found:
         if name == RECORD_HEADER:
             raise InvalidRequestError(
                 f"the header {RECORD_HEADER!r} is rollbridge's own; the record was not written: name it otherwise"
             )
-    return list(headers)
+    return found
 
 
 # The outbox of a transaction

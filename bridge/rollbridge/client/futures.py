@@ -25,6 +25,7 @@ from typing import Any, Final, Protocol, TypeVar
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
+from rollbridge.arguments import checked
 from rollbridge.calls import LightFuture, call_back
 from rollbridge.errors import (
     ClientFencedError,
@@ -340,6 +341,7 @@ class Completion:
             writer.release()
 
 
+@checked()
 class OutcomeFuture(LightFuture[T]):
     """Future of something that ends with its transaction."""
 
@@ -650,6 +652,7 @@ class PartStream:
         self.slots += [None] * (len(route.numbers) - len(self.slots))
 
 
+@checked()
 class WriteFuture(OutcomeFuture[DLSN]):
     """Future DLSN of one record; resolves after the commit, fails after the abort."""
 

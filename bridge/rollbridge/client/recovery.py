@@ -14,10 +14,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import Final
 
-from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
+from rollbridge.arguments import checked
+from rollbridge.calls import Deadline, Duration, Timeout, answers_within, as_seconds
 from rollbridge.client.abandoned import arrived_of, check_commit, check_records
 from rollbridge.client.frame_writer import ManifestRoom, condition_bytes, offsets_bytes, piece_bytes
 from rollbridge.client.futures import Completion
@@ -66,6 +67,7 @@ _OF_A_FENCED_SESSION: Final = "its session was fenced by a newer one"
 """Reason shown to others; only the fenced session itself is told that it is fenced."""
 
 
+@checked()
 class ResumedTransaction(Transaction):
     """Transaction to go on with, and to commit or abort. Made by :meth:`rollbridge.Bridge.resume`.
 
@@ -184,6 +186,7 @@ _FENCED_ASK_S: Final = 5.0
 _MISSED_AGAIN_S: Final = 15.0
 
 
+@checked()
 class Resuming(ABC):
     """Operations of a client on transactions that it did not begin."""
 
@@ -348,7 +351,7 @@ class Resuming(ABC):
             resumed.rollback_to(resumed.last_savepoint, deadline.left())
         return resumed.commit(timeout=deadline.left())
 
-    def extend(self, transaction: TransactionId | str, lease: timedelta, timeout: Timeout = None) -> datetime:
+    def extend(self, transaction: TransactionId | str, lease: Duration, timeout: Timeout = None) -> datetime:
         """Let an open transaction stay open for longer, whoever began it; see :meth:`rollbridge.Transaction.extend`.
 
         Its owner goes on undisturbed.
@@ -514,7 +517,7 @@ class Resumer:
         plan = BeginPlan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
         return ResumedTransaction(self._runtime, plan, settled(known), 0, known)
 
-    def extend(self, transaction: TransactionId | str, lease: timedelta, timeout: Timeout) -> datetime:
+    def extend(self, transaction: TransactionId | str, lease: Duration, timeout: Timeout) -> datetime:
         """See :meth:`Resuming.extend`."""
         value = encode_extend(extension_ms(lease, self._options.lease_max))
         identifier = TransactionId.of_any(transaction)

@@ -10,6 +10,8 @@ from datetime import datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from rollbridge.arguments import check_fields
+from rollbridge.calls import Duration, Timeout, as_timedelta
 from rollbridge.client.futures import FrameLimits
 from rollbridge.client.identity import CommitNumbers
 from rollbridge.client.outcomes import OutcomeTail
@@ -159,6 +161,7 @@ class ClientOptions:
     """Maximum number of other client names that this connection serves at once, a few kilobytes each."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         faults = list(faults_of(self))
         if not timedelta(0) < self.lease <= self.lease_max:
             faults.append(f"lease: {self.lease} is not positive, or longer than lease_max, {self.lease_max}")
@@ -170,12 +173,13 @@ class ClientOptions:
         return Compression.named(self.compression)
 
 
-def extension_ms(lease: timedelta, lease_max: timedelta) -> int:
+def extension_ms(lease: Duration, lease_max: timedelta) -> int:
     """Return for how long a lease is to be extended, ms.
 
     Raises:
         InvalidTimeoutError: not positive, or longer than a lease may be; nothing was changed.
     """
+    lease = as_timedelta(lease)
     if not timedelta(milliseconds=1) <= lease <= lease_max:
         raise InvalidTimeoutError(
             f"a lease may be extended by up to {lease_max} from now on, not by {lease}; nothing was changed"
@@ -187,7 +191,7 @@ def extension_ms(lease: timedelta, lease_max: timedelta) -> int:
 
 
 _PLANS_MAX: Final = 1_000
-_Wanted = tuple[tuple[str, ...], timedelta | None, str | None, timedelta | None]
+_Wanted = tuple[tuple[str, ...], Timeout, str | None, Timeout]
 """Arguments of a begin: streams, lease, label and time to remember the outcome."""
 
 
@@ -232,9 +236,7 @@ class Planner:
         self._plans_max = plans_max
         self._session = sessions.changes
 
-    def plan(
-        self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
-    ) -> BeginPlan:
+    def plan(self, streams: tuple[str, ...], timeout: Timeout, label: str | None, retain: Timeout) -> BeginPlan:
         """Return the plan of a transaction; raise as :meth:`rollbridge.Bridge.begin` does."""
         wanted = (streams, timeout, label, retain)
         if self._session != self._sessions.changes:
@@ -248,9 +250,7 @@ class Planner:
             self._plans[wanted] = plan
         return plan
 
-    def _make(
-        self, streams: tuple[str, ...], timeout: timedelta | None, label: str | None, retain: timedelta | None
-    ) -> BeginPlan:
+    def _make(self, streams: tuple[str, ...], timeout: Timeout, label: str | None, retain: Timeout) -> BeginPlan:
         if not streams:
             raise InvalidRequestError("a transaction needs at least one stream; nothing was written")
         if len(streams) > STREAMS_MAX:
@@ -263,13 +263,14 @@ class Planner:
             raise InvalidRequestError(
                 f"a label has at most {LABEL_CHARACTERS_MAX} characters, not {len(label)}; nothing was written"
             )
-        lease = self._options.lease if timeout is None else timeout
+        lease = self._options.lease if timeout is None else as_timedelta(timeout)
+        kept = None if retain is None else as_timedelta(retain)
         if not timedelta(milliseconds=1) <= lease <= self._options.lease_max:
             raise InvalidTimeoutError(
                 f"a transaction may stay open for up to {self._options.lease_max}, not for {lease}; nothing was written"
             )
-        if retain is not None and retain < timedelta(0):
-            raise InvalidTimeoutError(f"an outcome cannot be remembered for {retain}; nothing was written")
+        if kept is not None and kept < timedelta(0):
+            raise InvalidTimeoutError(f"an outcome cannot be remembered for {kept}; nothing was written")
         generation = self._catalog.generation
         views = [self._catalog.view(stream) for stream in streams]
         group = views[0].config.group
@@ -290,7 +291,7 @@ class Planner:
             label,
             lease // timedelta(milliseconds=1),
             {route.stream: route.epoch for route in routes},
-            RETAIN_DEFAULT if retain is None else retain // timedelta(milliseconds=1),
+            RETAIN_DEFAULT if kept is None else kept // timedelta(milliseconds=1),
         )
         return BeginPlan(group, begin, routes, generation)
 

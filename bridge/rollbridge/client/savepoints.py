@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from rollbridge.arguments import checked
 from rollbridge.calls import Deadline, LightFuture, call_back
 from rollbridge.client.futures import Completion
 from rollbridge.client.results import Piece, Savepoint
@@ -65,6 +66,7 @@ def records_by_stream(streams: Sequence[str], pieces: Collection[Piece]) -> dict
     return found
 
 
+@checked()
 class SavepointFuture(LightFuture[Savepoint]):
     """Savepoint that is on its way; resolves once the brokers have it, and all that it counts."""
 

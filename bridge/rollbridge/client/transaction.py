@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from enum import Enum
 from functools import lru_cache, partial
 from types import TracebackType
@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from confluent_kafka import TopicPartition
 
-from rollbridge.calls import Deadline, Timeout, answers_within
+from rollbridge.arguments import checked
+from rollbridge.calls import Deadline, Duration, Timeout, answers_within
 from rollbridge.client.frame_writer import (
     Join,
     ManifestRoom,
@@ -127,6 +128,7 @@ class _Wish(Enum):
     ABORT = "abort"
 
 
+@checked(but=("wait_and_tell", "ask_again"))
 class Transaction(Writing):
     """Open transaction. Safe to use from several threads.
 
@@ -582,7 +584,7 @@ class Transaction(Writing):
         former = {writer.part for writer in self._former}
         return self._writer.count + sum(piece.records for piece in self._before if piece.part in former)
 
-    def extend(self, lease: timedelta, timeout: Timeout = None) -> datetime:
+    def extend(self, lease: Duration, timeout: Timeout = None) -> datetime:
         """Let the transaction stay open for longer: until so long after now, and never for less than before.
 
         Leases need no renewal; this is for those that turn out too short. It takes a round trip to the leader.

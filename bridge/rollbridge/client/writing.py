@@ -12,13 +12,14 @@ import time
 from collections.abc import Iterable
 from functools import partial
 
+from rollbridge.arguments import NOT_BYTES, as_bytes, as_timestamp, checked, from_fault_on, not_text
 from rollbridge.calls import Timeout, as_seconds, in_chunks
 from rollbridge.client.frame_writer import HOLD_S, Join, Outbox, PartWriter, check_parts
 from rollbridge.client.futures import Completion, Headers, PartStream, WriteFuture
 from rollbridge.client.results import PartHandle
 from rollbridge.client.runtime import BeginPlan, Runtime
 from rollbridge.client.sender import Delivered, Undelivered
-from rollbridge.errors import IncompleteError, InvalidRequestError, TransactionClosedError, UnavailableError
+from rollbridge.errors import IncompleteError, TransactionClosedError, UnavailableError
 from rollbridge.forks import GONE
 from rollbridge.kafka.batches import Compression
 from rollbridge.model.ids import TransactionId
@@ -26,6 +27,7 @@ from rollbridge.model.ids import TransactionId
 logger = logging.getLogger(__name__)
 
 
+@checked(but=("write", "put_batch", "lane", "is_prompt", "cut_older", "leave", "release"))
 class Writing:
     """Writer of the records of one transaction. Safe to use from several threads."""
 
@@ -134,13 +136,21 @@ class Writing:
             ZooKeeperUnavailableError: likewise; a stream that is to join could not be looked up.
             TransactionClosedError: its end was asked for, or it has ended: aborted, expired or committed.
         """
-        if timestamp is not None and timestamp < 0:
-            raise InvalidRequestError(f"a timestamp of {timestamp} ms lies before 1970; the record was not written")
+        if key.__class__ is not bytes and key is not None:
+            key = as_bytes("key", key)
+        if value.__class__ is not bytes and value is not None:
+            value = as_bytes("value", value)
+        if timestamp is not None:
+            timestamp = as_timestamp(timestamp)
         self._lock.acquire()  # written out, since a `with` here is a tenth of what writing a record costs
         try:
             if self._finished or self._completion.closed:
                 raise self._refusal()
             return self._writer.write(stream, key, value, headers, timestamp)
+        except (TypeError, AttributeError):
+            if not isinstance(stream, str):
+                raise not_text("stream", stream) from None
+            raise
         finally:
             self._lock.release()
 
@@ -159,7 +169,12 @@ class Writing:
             with self._lock:
                 if self._finished or self._completion.closed:
                     raise self._refusal()
-                self._writer.write_some(stream, some)
+                before = self._writer.count
+                try:
+                    self._writer.write_some(stream, some)
+                except NOT_BYTES as fault:
+                    for key, value in from_fault_on(some[self._writer.count - before :], fault):
+                        self._writer.write(stream, key, value, (), None)
 
         return in_chunks(records, write)
 
@@ -339,6 +354,7 @@ class Writing:
             self._completion.failure = fault.error(f"send a frame{what}")
 
 
+@checked()
 class Part(Writing):
     """Part of a transaction that another process began. Made by :meth:`rollbridge.Bridge.join`.
 

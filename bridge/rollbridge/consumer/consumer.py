@@ -46,6 +46,7 @@ from confluent_kafka import (
 )
 from confluent_kafka import Message as KafkaMessage
 
+from rollbridge.arguments import checked
 from rollbridge.calls import Deadline, Errand, answers_within
 from rollbridge.consumer.adopted import BREAKING, TopicGuard
 from rollbridge.consumer.commits import Commits, PartitionNames, Rebalances, introduce
@@ -89,6 +90,7 @@ _RENEW_S: Final = 1.0
 _FOREVER_S: Final = 10.0**9
 
 
+@checked()
 class Consumer:
     """Member of a consumer group over streams. Only one thread at a time may use it. Close it, or use ``with``."""
 

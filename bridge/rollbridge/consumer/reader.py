@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, Literal, Self, assert_never
 
+from rollbridge.arguments import checked
 from rollbridge.calls import Deadline, Errand, answers_within
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.adopted import BREAKING
@@ -197,6 +198,7 @@ _IDLE_S: Final = 2.0
 _IDLE_POLL_S: Final = 0.25
 
 
+@checked()
 class Reader:
     """Reader of a stream, all its segments, in the order of their epochs; ``b.reader(...)``. Not thread-safe.
 

@@ -23,6 +23,7 @@ from typing import Final, Self
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 
+from rollbridge.arguments import checked
 from rollbridge.calls import Backoff, Deadline
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Origin, PlacesOf, Record, message_of, record_of
@@ -136,6 +137,7 @@ class CommittedTransaction:
         return columns[0] if len(columns) == 1 else heapq.merge(*columns, key=lambda record: record.local_sequence or 0)
 
 
+@checked()
 class TransactionReader:
     """Reader of a group's committed transactions in their order; ``b.transactions(...)``. Not thread-safe."""
 

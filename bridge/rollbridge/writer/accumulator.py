@@ -23,6 +23,7 @@ from typing import Final, Protocol
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
+from rollbridge.arguments import check_fields, checked
 from rollbridge.calls import LightFuture, call_back
 from rollbridge.errors import (
     ConfigError,
@@ -129,6 +130,7 @@ class WriterOptions:
     """Most requests in flight to one broker: brokers recognise the last five batches of a producer."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         ConfigError.raise_for(faults_of(self))
 
     @property
@@ -380,6 +382,7 @@ class ProducerBatch(QueuedBatch):
             event.set()
 
 
+@checked()
 class PlainFuture(LightFuture[SN]):
     """Future of one record: its SN once the brokers have it, an error if they do not take it."""
 

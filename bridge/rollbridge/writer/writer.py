@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
+from rollbridge.arguments import (
+    NOT_BYTES,
+    as_bytes,
+    as_headers,
+    as_timestamp,
+    as_transaction_id,
+    checked,
+    from_fault_on,
+)
 from rollbridge.calls import Deadline, Timeout, as_seconds, in_chunks
 from rollbridge.errors import InvalidRequestError, TransactionIdOutOfOrderError, UnavailableError
 from rollbridge.forks import hold, is_gone
@@ -24,6 +34,7 @@ _NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
 _NO_ID: Final = -1
 
 
+@checked(but=("write",))
 class StreamWriter:
     """Writer of records to the active segments of a stream, and to their successors when they are sealed.
 
@@ -73,8 +84,12 @@ class StreamWriter:
                 not written, and the writer stays usable.
             StreamNotFoundError: The stream was deleted.
         """
-        if timestamp is not None and timestamp < 0:
-            raise InvalidRequestError(f"a timestamp of {timestamp} ms lies before 1970; the record was not written")
+        if key.__class__ is not bytes and key is not None:
+            key = as_bytes("key", key)
+        if value.__class__ is not bytes and value is not None:
+            value = as_bytes("value", value)
+        if timestamp is not None:
+            timestamp = as_timestamp(timestamp)
         headers = _NO_HEADERS if not headers and transaction_id is None else _all_headers(headers, transaction_id)
         channel = self._channel
         self._lock.acquire()  # written out: a `with` here takes a tenth of the time of writing a record
@@ -120,13 +135,17 @@ class StreamWriter:
         """
         return in_chunks(records, self._write_locked)
 
-    def _write_locked(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+    def _write_locked(self, records: list[tuple[bytes | None, bytes | None]]) -> None:
         with self._lock:
             if self._closed or self._channel.failure is not None:
                 raise self._refusal()
-            self._write_some(records)
+            left = iter(records)
+            try:
+                self._write_some(left)
+            except NOT_BYTES as fault:
+                self._write_some(from_fault_on(records[len(records) - length_hint(left) - 1 :], fault))
 
-    def _write_some(self, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+    def _write_some(self, records: Iterator[tuple[bytes | None, bytes | None]]) -> None:
         channel, locate, seed = self._channel, bisect_right, HASH_SEED
         headers, account = _NO_HEADERS, self._account
         now_ms = int(time.time() * 1000)
@@ -212,12 +231,12 @@ class StreamWriter:
 
 
 def _all_headers(headers: Headers, transaction_id: int | None) -> list[tuple[str, bytes | None]]:
-    whole = list(headers)
+    whole = as_headers(headers)
     for name, _ in whole:
         if name in (RECORD_HEADER, TRANSACTION_ID_HEADER):
             raise InvalidRequestError(
                 f"the header {name!r} is rollbridge's own; the record was not written: name it otherwise"
             )
     if transaction_id is not None:
-        whole.append((TRANSACTION_ID_HEADER, pack_transaction_id(transaction_id)))
+        whole.append((TRANSACTION_ID_HEADER, pack_transaction_id(as_transaction_id(transaction_id))))
     return whole
