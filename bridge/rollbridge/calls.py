@@ -21,7 +21,6 @@ from datetime import timedelta
 from itertools import islice
 from typing import Final, Generic, TypeVar
 
-from rollbridge.arguments import checked
 from rollbridge.errors import InvalidRequestError, RollbridgeError
 
 GRACE_S: Final = 0.2
@@ -229,7 +228,6 @@ class Errand(Generic[T]):
 # Futures
 
 
-@checked()
 class LightFuture(ABC, Generic[T]):
     """Subset of ``concurrent.futures.Future`` that makes sense for a shared result, which cannot be cancelled.
 

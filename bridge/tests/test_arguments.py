@@ -27,7 +27,8 @@ from rollbridge.model.ids import TransactionId
 
 FOR_EACH_RECORD = {"write", "put_batch"}
 """They check by themselves; see test_client_refusals of the integration tests."""
-INTERNAL = {"ask_again", "cut_older", "is_prompt", "lane", "wait_and_tell", "settle"}
+INTERNAL = {"exception", "ask_again", "cut_older", "is_prompt", "lane", "wait_and_tell", "settle"}
+"""Nobody's, but ``exception``, which passes its time-out on to ``result``."""
 VALUES = {"SN", "DLSN", "Batch", "GroupName", "StreamName", "Message", "Record", "SegmentId"}
 """Objects that rollbridge makes, and those that keep to confluent-kafka's own checks."""
 

@@ -231,6 +231,7 @@ def delivered(**fields: object) -> Record:
         ("{value}", b"v"),
         ("{key}\t{value}", b"k\tv"),
         ("{dlsn} {offset} {segment}", b"4-0:17:3 17 0.#epoch.4"),
+        ("{topic}@{timestamp_ms}", b"s.t.segment-0.epoch-4@1388534400000"),
         ("{topic}@{timestamp}", b"s.t.segment-0.epoch-4@1388534400000"),
         ("{transaction}/{local_sequence}", f"{T}/3".encode()),
         ("{headers}", b"a=1,b="),
@@ -245,6 +246,11 @@ def test_formats(template: str, line: bytes) -> None:
 def test_every_field_can_be_printed() -> None:
     printed = {field: line_of(f"{{{field}}}", "-")(delivered()) for field in FIELDS}
     assert {field for field, line in printed.items() if line == b"\n"} == {"commit_position"}
+
+
+def test_formats_and_json_call_the_fields_the_same() -> None:
+    assert set(json.loads(json_line(delivered()))) - set(FIELDS) == {"sequence_id", "transaction_id"}, "parts of the SN"
+    assert set(FIELDS) - set(json.loads(json_line(delivered()))) == {"sn"}
 
 
 def test_nulls_and_bytes_that_are_no_text() -> None:

@@ -28,7 +28,7 @@ _FIELDS: Final[dict[str, Callable[[Record], bytes | None]]] = {
     "offset": lambda record: _given(record.offset),
     "segment": lambda record: _given(record.segment),
     "topic": lambda record: record.topic.encode(),
-    "timestamp": lambda record: _given(record.timestamp_ms),
+    "timestamp_ms": lambda record: _given(record.timestamp_ms),
     "dlsn": lambda record: _known(lambda: record.dlsn),
     "sn": lambda record: _known(lambda: record.sn),
     "transaction": lambda record: _known(lambda: record.transaction_id),
@@ -39,6 +39,7 @@ _FIELDS: Final[dict[str, Callable[[Record], bytes | None]]] = {
 }
 FIELDS: Final = tuple(_FIELDS)
 """Fields that a format may name."""
+_FIELDS["timestamp"] = _FIELDS["timestamp_ms"]  # its name before 0.3.0
 
 
 def line_of(template: str, null: str) -> LineFormat:
