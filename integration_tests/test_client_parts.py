@@ -144,8 +144,12 @@ def test_a_part_follows_the_epoch_of_its_transaction(client: rollbridge.Bridge, 
     assert len(site.committed(orders)) == 51
 
 
-def test_an_unknown_transaction_can_not_be_joined(client: rollbridge.Bridge) -> None:
-    with pytest.raises(TransactionNotFoundError):
+def test_an_unknown_transaction_can_not_be_joined(client: rollbridge.Bridge, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        caplog.at_level("INFO", "rollbridge.connection"),
+        pytest.raises(TransactionNotFoundError, match="it has ended, or it never began"),
+    ):
         client.join(TransactionId.of(0, 1 << 80), timeout=5)
+    assert "trying to find open transaction" in caplog.text
     with pytest.raises(InvalidRequestError):
         client.join("no id")

@@ -22,7 +22,7 @@ from typing import Any, Final, Self
 from weakref import WeakMethod, WeakSet, finalize
 
 from rollbridge.arguments import checked, checked_call
-from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds
+from rollbridge.calls import Deadline, Patience, Timeout, answers_within, as_seconds
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.router import SegmentRouter
 from rollbridge.cas.synchronizer import Synchronizer
@@ -69,7 +69,7 @@ from rollbridge.writer.accumulator import WriterOptions
 from rollbridge.writer.sender import PlainSender
 from rollbridge.writer.writer import StreamWriter
 from rollbridge.zookeeper.catalog import Catalog
-from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.zookeeper.metadata import NOBODY, Metadata
 from rollbridge.zookeeper.session import SessionState, ZooKeeperSession
 
 logger = logging.getLogger(__name__)
@@ -80,6 +80,8 @@ _UNNAMED: Final = "rollbridge"
 _CLOSE_S: Final = 30.0
 _EXPLAIN_S: Final = 0.3
 """Seconds that ZooKeeper may take to explain a fault when the time of a call is already over."""
+_LOOK_S: Final = 1.0
+"""Seconds after which a wait looks for who is missing."""
 _JOINED_S: Final = 0.5
 _HOUSEKEEPING_S: Final = 0.5
 _SHARED_MAX: Final = 100
@@ -743,16 +745,20 @@ class Bridge(BaseClient):
 
     def _find(self, identifier: TransactionId, deadline: Deadline) -> TransactionRecord:
         """Wait for the record of an open transaction and return it."""
+        patience = Patience(logger)
         while True:
             changed = threading.Event()
             record = self._metadata.find_transaction(identifier, changed.set)
             if record is not None:
                 break
-            if not changed.wait(deadline.left()):
-                raise TransactionNotFoundError(
-                    f"no open transaction {identifier} is recorded after {deadline.timeout_s:g} s: it has ended, it "
-                    "never began, or no coordinator is running; nothing was written"
-                )
+            while not changed.wait(min(deadline.left(), _LOOK_S)):
+                why = "it has ended, or it never began" if self._metadata.coordinators() else NOBODY
+                if deadline.passed():
+                    raise TransactionNotFoundError(
+                        f"no open transaction {identifier} is recorded after {deadline.timeout_s:g} s: {why}; nothing "
+                        "was written"
+                    )
+                patience.tell(f"find open transaction {identifier}", why)
         if record.state != State.OPEN.value:
             raise TransactionClosedError(
                 f"transaction {identifier} is {record.state}; nothing can be written to it any more",

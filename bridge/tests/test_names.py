@@ -164,7 +164,7 @@ def test_client_names(name: str) -> None:
     assert check_client_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["", "x" * 129, "a b", "a/b", "a\n"])
+@pytest.mark.parametrize("name", ["", "x" * 129, "a b", "a/b", "a\n", ".", ".."])
 def test_bad_client_names_are_refused(name: str) -> None:
     with pytest.raises(InvalidNameError, match="is not a client name"):
         check_client_name(name)

@@ -46,6 +46,8 @@ taken for confluent-kafka's ``TopicPartition``, which has an offset as well."""
 _NAME = re.compile(r"[A-Za-z0-9_-]+")
 _TOPIC = re.compile(rf"[A-Za-z0-9._-]{{1,{TOPIC_NAME_MAX}}}")
 _CLIENT_NAME = re.compile(r"[A-Za-z0-9._:@-]{1,128}")
+_DOTS: Final = frozenset((".", ".."))
+"""Names that no node of ZooKeeper may have."""
 _TERMINATED: Final = "__terminated_txn_state_"
 _COMMIT_LOG: Final = ".commit-log"
 _BUFFER: Final = ".transaction-buffer"
@@ -76,9 +78,11 @@ def check_name(what: str, name: str) -> str:
 
 
 def check_client_name(name: str) -> str:
-    """Return ``name`` if it can be a client's name (1 to 128 of ``[A-Za-z0-9._:@-]``)."""
-    if not _CLIENT_NAME.fullmatch(name):
-        raise InvalidNameError(f"{name!r} is not a client name: 1 to 128 of A-Z a-z 0-9 . _ : @ - are allowed")
+    """Return ``name`` if it can be a client's name (1 to 128 of ``[A-Za-z0-9._:@-]``, and more than dots)."""
+    if not _CLIENT_NAME.fullmatch(name) or name in _DOTS:
+        raise InvalidNameError(
+            f"{name!r} is not a client name: 1 to 128 of A-Z a-z 0-9 . _ : @ - are allowed, but not . or .. alone"
+        )
     return name
 
 

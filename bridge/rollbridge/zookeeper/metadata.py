@@ -57,6 +57,7 @@ from rollbridge.zookeeper.errors import (
 from rollbridge.zookeeper.session import Watch, Znode, ZooKeeperSession
 
 logger = logging.getLogger(__name__)
+NOBODY: Final = "no coordinator is running (start one with `rollbridge coordinator`)"
 T = TypeVar("T")
 
 _TELL_S: Final = 2.0
@@ -577,11 +578,11 @@ class Metadata:
             return answer
         if withdrawn and not self._may_be_under_way(group, request):
             raise CoordinatorUnavailableError(
-                f"{self.who_leads(group)}; the request to {request.kind} was withdrawn after {timeout_s:g} s, "
+                f"{self.who_leads(group)}; the request to {request.kind} was withdrawn after {timeout_s:.3g} s, "
                 "nothing was done"
             )
         raise UnknownWriteError(
-            f"the request to {request.kind} was taken by the coordinator, but not answered within {timeout_s:g} s; "
+            f"the request to {request.kind} was taken by the coordinator, but not answered within {timeout_s:.3g} s; "
             "it may still be carried out: look at the stream or transaction before asking again"
         )
 
@@ -589,7 +590,7 @@ class Metadata:
         """Return in half a sentence why a request may have gone unanswered."""
         alive = self.coordinators()
         if not alive:
-            return "no coordinator is running (start one with `rollbridge coordinator`)"
+            return NOBODY
         lead = self.lead(group)
         if lead is None:
             return f"no coordinator leads group {group} at present ({len(alive)} running)"
