@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from typing import Any
 
@@ -126,7 +127,7 @@ def test_a_name_in_two_processes_belongs_to_the_latest(site: Site, client: rollb
         until(lambda: txn._completion.settled)  # found out without asking for an end
         with pytest.raises(ClientFencedError):
             txn.commit()
-        with pytest.raises(ClientFencedError):
+        with pytest.raises(ClientFencedError, match=rf"flink-7 \(epoch \d+, of process .+:{os.getpid()}, 2.*Z\)"):
             here.begin(ledger)
         again = successor.resume(left.transaction)
         write(again, ledger, "late")

@@ -19,11 +19,15 @@ Source: Kafka's ``InitProducerId`` and producer epochs.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from datetime import UTC, datetime
 from math import inf
+from socket import gethostname
 from typing import Final
 
 from rollbridge.calls import Deadline, answers_within
@@ -52,6 +56,8 @@ _RENEW_AGAIN_S: Final = 60.0
 """Seconds after which a record is looked at again that could not be."""
 _RENEW_WAIT_S: Final = 3.0
 """Seconds that this may take, as it is on the way of a begin."""
+_WHO_S: Final = 0.3
+"""Seconds that ZooKeeper may take to say who has fenced this session."""
 _LEFT_S: Final = 5.0
 """Seconds for which a leader's list of what an older session has left open is not asked for again."""
 _RACED: Final = (NodeExistsError, NodeMissingError, NodeVersionMismatchError)
@@ -212,13 +218,25 @@ class ClientSessions:
         for group, epoch in list(self.fenced.items()):
             if epoch <= self._epochs.get(group, -1):
                 continue  # what was found is older than the session that has begun here meanwhile
-            why = f"a newer session of client {self._client_name} (epoch {epoch}) has begun in group {group}"
+            why = (
+                f"a newer session of client {self._client_name} ({self._who(group, epoch)}) has begun in group {group}"
+            )
             if group in self.gone:
                 why = f"the session of client {self._client_name} in group {group} was forgotten while it stood still"
             raise ClientFencedError(
                 f"{why}, so this one is over; nothing was written; what became of a transaction can be asked for by "
                 "its id"
             )
+
+    def _who(self, group: GroupName, epoch: int) -> str:
+        """Return which session has begun, and where, as far as that can be told at once."""
+        with suppress(RollbridgeError), answers_within(_WHO_S):
+            node = self._metadata.session.get(paths.session(group, self._client_name))
+            newest = None if node is None else ClientSession.from_json(node.value)
+            if newest is not None and newest.process:
+                since = datetime.fromtimestamp(newest.registered_ms / 1000, UTC)
+                return f"epoch {newest.epoch}, of process {newest.process}, {since:%Y-%m-%d %H:%M:%SZ}"
+        return f"epoch {epoch}"
 
     def look(self) -> None:
         """Find out whether a newer session has begun, if something has changed; retried after errors."""
@@ -323,7 +341,7 @@ class ClientSessions:
                     self.fenced[group] = before.epoch
                     self.check()
             now_ms = int(time.time() * 1000)
-            fresh = next_session(before, self._client_name, self._holder, now_ms, floor_of(above.value))
+            fresh = next_session(before, self._client_name, self._holder, now_ms, floor_of(above.value), _process())
             value = fresh.to_json()
             record = CreateNode(path, value) if node is None else SetNode(path, value, node.version)
             operations = (CheckNode(parent, above.version), record, *guards)
@@ -391,3 +409,8 @@ class ClientSessions:
         self._suspect.add(group)
         if self._changed is not None:
             self._changed()
+
+
+def _process() -> str:
+    """Return what others are told of this process."""
+    return f"{gethostname()}:{os.getpid()}"

@@ -598,7 +598,7 @@ class ClientSession(NodeRecord):
 
     ``shared`` is what the processes that share it agree on; None if none of the client's sessions was ever shared.
     ``renews`` says that who has the session looks at the record again before it begins anything after a long time, so
-    that the record may be removed early.
+    that the record may be removed early. ``process`` is the host and the process that began it, for whom it fences.
     """
 
     SCHEMA: ClassVar = "client_session"
@@ -608,6 +608,7 @@ class ClientSession(NodeRecord):
     registered_ms: int
     shared: SharedSession | None = None
     renews: bool = False
+    process: str = ""
 
     @property
     def work(self) -> JointWork | None:
@@ -635,7 +636,7 @@ class ClientSession(NodeRecord):
 
 
 def next_session(
-    before: ClientSession | None, client_name: str, holder: str, now_ms: int, floor: int = 0
+    before: ClientSession | None, client_name: str, holder: str, now_ms: int, floor: int = 0, process: str = ""
 ) -> ClientSession:
     """Return the session that follows one; its epoch is above the floor, and at least the minutes since 1970.
 
@@ -645,4 +646,4 @@ def next_session(
     epoch = max(0 if before is None else before.epoch + 1, floor + 1, now_ms // MINUTE_MS)
     known = None if before is None else before.shared
     shared = (known or SharedSession("")).taken_over(holder) if known or holder else None
-    return ClientSession(client_name, epoch, now_ms, shared, renews=not holder)
+    return ClientSession(client_name, epoch, now_ms, shared, renews=not holder, process=process)
