@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ctypes import ArgumentError
 from dataclasses import fields
@@ -47,31 +46,32 @@ _EXACT: Final = frozenset((str, bytes, int, bool, NoneType))
 """Types whose values need no second look where an annotation names them."""
 
 
-def checked(but: Collection[str] = ()) -> Callable[[C], C]:
+def checked(but: Collection[str] = (), leave: Collection[str] = ()) -> Callable[[C], C]:
     """Make the public methods of a class raise TypeError for an argument that does not fit its annotation.
 
     Args:
         but: Methods that are left alone: they are called for each record, or by rollbridge itself.
+        leave: Parameters of which the methods themselves say better what they must be.
     """
 
     def check(owner: C) -> C:
         for name, member in list(vars(owner).items()):
             if isfunction(member) and not name.startswith("_") and name not in but:
-                setattr(owner, name, checked_call(member))
+                setattr(owner, name, checked_call(member, leave))
         return owner
 
     return check
 
 
-def checked_call(function: Callable[P, T]) -> Callable[P, T]:
+def checked_call(function: Callable[P, T], leave: Collection[str] = ()) -> Callable[P, T]:
     """Return a function that checks its arguments; those that are buffers are passed on as bytes."""
-    rules: Rules | None = None
+    rules: CheckedParameters | None = None
 
     @wraps(function)
     def call(*args: Any, **options: Any) -> T:
         nonlocal rules
         if rules is None:
-            rules = Rules(function)
+            rules = CheckedParameters(function, leave)
         for at, value in enumerate(args):
             rule = rules.positional[at] if at < len(rules.positional) else rules.rest
             if rule is not None and type(value) not in rule.exact and (fit := rule.take(value)) is not value:
@@ -89,19 +89,19 @@ def check_fields(instance: DataclassInstance) -> None:
     """Raise TypeError unless the fields of a dataclass fit their annotations."""
     hints = get_type_hints(type(instance))
     for field in fields(instance):
-        Rule(field.name, hints[field.name]).take(getattr(instance, field.name))
+        CheckedParameter(field.name, hints[field.name]).take(getattr(instance, field.name))
 
 
-class Rules:
-    """Rules of a function's parameters, by place and by name; the one itself, if it is a method, has none."""
+class CheckedParameters:
+    """What the parameters of a function take, by place and by name; the first one of a method takes anything."""
 
-    def __init__(self, function: Callable[..., object]) -> None:
+    def __init__(self, function: Callable[..., object], leave: Collection[str] = ()) -> None:
         hints = get_type_hints(function)
-        self.positional: list[Rule | None] = []
-        self.named: dict[str, Rule] = {}
-        self.rest: Rule | None = None
+        self.positional: list[CheckedParameter | None] = []
+        self.named: dict[str, CheckedParameter] = {}
+        self.rest: CheckedParameter | None = None
         for name, parameter in signature(function).parameters.items():
-            rule = Rule(name, hints[name]) if name in hints else None
+            rule = CheckedParameter(name, hints[name]) if name in hints and name not in leave else None
             if parameter.kind is Parameter.VAR_POSITIONAL:
                 self.rest = rule
             elif parameter.kind is not Parameter.VAR_KEYWORD:
@@ -111,7 +111,7 @@ class Rules:
                     self.named[name] = rule
 
 
-class Rule:
+class CheckedParameter:
     """What a parameter takes."""
 
     def __init__(self, name: str, hint: Any) -> None:
@@ -158,7 +158,7 @@ def _fits(hint: Any, value: object) -> bool:
     if not isinstance(kind, type) or getattr(kind, "_is_protocol", False):
         return True  # Any, a type variable
     if kind is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        return isinstance(value, int | float) and not isinstance(value, bool)
     if kind is int:
         return isinstance(value, int) and not isinstance(value, bool)
     if not isinstance(value, kind):
@@ -210,8 +210,6 @@ def _name(hint: Any) -> str:
 
 def _given(value: object) -> str:
     """Return the type of a value, and of the first of what it holds."""
-    if isinstance(value, float) and math.isnan(value):
-        return "nan"
     if isinstance(value, Collection) and not isinstance(value, str | bytes | _Buffer) and value:
         return f"{type(value).__name__} of {type(next(iter(value))).__name__}"
     return type(value).__name__

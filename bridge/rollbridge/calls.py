@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from itertools import islice
+from math import isnan
 from typing import Final, Generic, TypeVar
 
 from rollbridge.errors import InvalidRequestError, RollbridgeError
@@ -135,10 +136,18 @@ Timeout = float | timedelta | None
 
 
 def as_seconds(timeout: Timeout, default_s: float) -> float:
-    """Return a time-out in seconds, or the default."""
+    """Return a time-out in seconds, or the default.
+
+    Raises:
+        InvalidRequestError: It is no number.
+    """
     if timeout is None:
         return default_s
-    return timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if isinstance(timeout, timedelta):
+        return timeout.total_seconds()
+    if isnan(timeout):
+        raise InvalidRequestError("a time-out must be positive or 0, not nan; nothing was done")
+    return float(timeout)
 
 
 Duration = float | timedelta

@@ -273,7 +273,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@checked()
+@checked(leave=("expected",))
 class Synchronizer(Generic[S, U]):
     """One state held by any number of processes, each of which may change it if it knows the newest version.
 

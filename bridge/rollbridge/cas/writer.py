@@ -39,7 +39,7 @@ PENDING_MAX: Final = 10_000
 """Maximum number of unsettled asynchronous writes per writer; beyond it :meth:`CasWriter.write_async` waits."""
 
 
-@checked()
+@checked(leave=("expected",))
 class CasWriter:
     """Writer to one stream under conditions. Safe to use from several threads; close it, or use a ``with`` block.
 

@@ -524,7 +524,7 @@ class Consumer:
     @as_theirs
     def commit(
         self,
-        message: Message | None = None,
+        message: Message | KafkaMessage | None = None,
         offsets: list[TopicPartition] | None = None,
         asynchronous: bool = True,
     ) -> list[TopicPartition] | None:
@@ -566,7 +566,9 @@ class Consumer:
         return done + over
 
     @as_theirs
-    def store_offsets(self, message: Message | None = None, offsets: list[TopicPartition] | None = None) -> None:
+    def store_offsets(
+        self, message: Message | KafkaMessage | None = None, offsets: list[TopicPartition] | None = None
+    ) -> None:
         """Mark offsets as processed for the automatic commit; needs ``enable.auto.offset.store=false``."""
         self._commits.store(message, offsets)
 
