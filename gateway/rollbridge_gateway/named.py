@@ -20,7 +20,7 @@ BROKER_RESOURCE: Final = 4
 _EMPTY_AT: Final = frozenset((-1, -2, -4))
 """Timestamps of ListOffsets that mean an end or a beginning, which an empty partition has as well."""
 
-Answered = Callable[[str, Any, int, ErrorCode], Mapping[str, Any]]
+AnswerOfTopic = Callable[[str, Any, int, ErrorCode], Mapping[str, Any]]
 """Makes an entry of the answer: of a stream's topic, what was asked of it, its partitions, and why it is refused."""
 
 
@@ -37,7 +37,7 @@ class Naming(NamedTuple):
     asked: tuple[str, ...]
     name: str
     answered: str
-    answer: Answered
+    answer: AnswerOfTopic
 
     def field(self, body: Any) -> str:
         """Return the field of a request with its entries."""
@@ -87,7 +87,7 @@ def _code(partition: int, count: int, code: ErrorCode) -> ErrorCode:
     return code
 
 
-def _refusal(otherwise: ErrorCode, advice: str) -> Answered:
+def _refusal(otherwise: ErrorCode, advice: str) -> AnswerOfTopic:
     def refused(name: str, _entry: Any, _count: int, code: ErrorCode) -> Mapping[str, Any]:
         is_known = code is ErrorCode.none
         return {
