@@ -32,6 +32,10 @@ def captures(topic: str) -> list[bytes]:
         "topic_data": [{"name": topic, "partition_data": [{"index": 0, "records": batch}]}],
         "v3_and_below_topics": [{"name": topic, "partitions": [0, 1]}],
         "transactional_ids": ["hostile"],
+        "resources": [
+            {"resource_type": 2, "resource_name": topic},
+            {"resource_type": 4, "resource_name": "1000000000"},
+        ],
     }
     topics = {
         Api.METADATA: [{"name": topic}],
@@ -39,6 +43,9 @@ def captures(topic: str) -> list[bytes]:
             {"name": topic, "partitions": [{"partition_index": 0, "committed_offset": 4, "committed_metadata": "m"}]}
         ],
         Api.DESCRIBE_PRODUCERS: [{"name": topic, "partition_indexes": [0]}],
+        Api.DESCRIBE_TOPIC_PARTITIONS: [{"name": topic}],
+        Api.LIST_OFFSETS: [{"name": topic, "partitions": [{"partition_index": 0, "timestamp": -1}]}],
+        Api.OFFSET_FOR_LEADER_EPOCH: [{"topic": topic, "partitions": [{"partition": 0, "leader_epoch": 0}]}],
     }
     found = []
     for key, served in TABLE.items():
