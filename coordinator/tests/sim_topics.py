@@ -95,11 +95,18 @@ class TopicsWorld(World):
         if "sticky-stream" in self.faults:
             gone = paths.truncation(ORDERS), paths.retention(ORDERS), paths.stream(ORDERS), paths.epochs(ORDERS)
             return [item for item in operations if not (isinstance(item, DeleteNode) and item.path in gone[2:])]
-        if "half-grown" in self.faults and self.acting.startswith("watch_topics"):
-            epochs = f"{paths.epochs(ORDERS)}/"
-            if any(isinstance(item, CreateNode) and item.path.startswith(epochs) for item in operations):
-                return [item for item in operations if not isinstance(item, SetNode)]
+        if "half-grown" in self.faults and takes_in(operations):
+            return [item for item in operations if not isinstance(item, SetNode)]
         return operations
+
+
+def takes_in(operations: Sequence[NodeOperation]) -> bool:
+    """Whether a write makes an epoch of partitions that were added."""
+    epochs = f"{paths.epochs(ORDERS)}/"
+    return any(
+        isinstance(item, CreateNode) and item.path.startswith(epochs) and b'"grown"' in item.value
+        for item in operations
+    )
 
 
 class DeafFaults(Faults):
@@ -136,6 +143,8 @@ class Owner:
         self.world, self.rng = world, rng
         self.gone: list[Topic] = []
         self.is_denied = False
+        self.is_calm = False
+        """Whether it leaves the topic where it is."""
         self.wanted: dict[str, str | None] = {}
         self.births = 0
         self.counts: dict[str, int] = {}
@@ -151,6 +160,8 @@ class Owner:
     def step(self, *, may_configure: bool) -> None:
         """Now and then change something."""
         chance = self.rng.random()
+        if self.is_calm:
+            chance = max(chance, 0.1)
         exists = TOPIC in self.world.topics
         if not exists:
             if chance < 0.2:
