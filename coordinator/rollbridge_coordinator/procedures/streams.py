@@ -20,6 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import count, pairwise
 from typing import Final
 
 from rollbridge.errors import (
@@ -31,7 +32,7 @@ from rollbridge.errors import (
 )
 from rollbridge.model import paths
 from rollbridge.model.changes import FORMAT_NEWER, EpochTransition
-from rollbridge.model.epochs import EpochHistory, EpochRecord
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import check_partition, even_ranges, ranges_of
 from rollbridge.model.names import GroupName, StreamName
@@ -462,17 +463,21 @@ def _deletion_of(config: StreamConfig) -> RequestKind:
 def _unused(stream: LedStream) -> Steps[list[str]]:
     """Return the topics that were created for a scale which was given up, or was suspended and never published.
 
-    Their numbers follow the highest one, and they have the next epoch.
+    Their numbers follow the highest one, and they have the next epoch; or one that partitions were added with since.
     """
     history, found = stream.history, list[str]()
-    first = 1 + max(item.number for item in history.graph.nodes if not item.is_prepared)
-    while True:
-        segments = [SegmentId.of(first + number, history.next_epoch) for number in range(TOPICS_AT_ONCE)]
-        there = yield from TopicIds([stream.config.place(item)[0] for item in segments])
-        if not there:
-            return found
-        found += sorted(there)
-        first += TOPICS_AT_ONCE
+    begins = {history.next_epoch: 1 + max(item.number for item in history.graph.nodes if not item.is_prepared)}
+    for before, record in pairwise(history.records):
+        if record.cause is EpochCause.GROWN:
+            begins[record.epoch] = len(before.segments)
+    for epoch, begin in begins.items():
+        for first in count(begin, TOPICS_AT_ONCE):
+            segments = [SegmentId.of(first + number, epoch) for number in range(TOPICS_AT_ONCE)]
+            there = yield from TopicIds([stream.config.place(item)[0] for item in segments])
+            if not there:
+                break
+            found += sorted(there)
+    return found
 
 
 def _newest(name: StreamName, numbers: list[str], bytes_max: int) -> Steps[tuple[list[str], frozenset[SegmentId]]]:
