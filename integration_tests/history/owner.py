@@ -1,7 +1,7 @@
 """The owner of a topic that a stream has adopted: it adds partitions, makes it anew, and takes it back.
 
-Whatever it does, it follows docs/operations.md: end what is open, release the topic, adopt it again. Clients write to
-it meanwhile in every way, natively too.
+Where it takes it back or makes it anew, it follows docs/operations.md: end what is open, release the topic, adopt it
+again. Partitions are added without more ado, or beside that. Clients write to it meanwhile in every way, natively too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Owner:
 
     def take_back(self, over: threading.Event) -> None:
         """Release the topic and adopt it again, again and again."""
-        self._again_and_again(lambda: None, over)
+        self._again_and_again(lambda: True, over)
 
     def grow(self, over: threading.Event) -> None:
         """Add a partition, again and again."""
@@ -63,14 +63,16 @@ class Owner:
         """Delete the topic and make it again under its name, again and again."""
         self._again_and_again(self._make_anew, over)
 
-    def _again_and_again(self, change: Callable[[], None], over: threading.Event) -> None:
+    def _again_and_again(self, change: Callable[[], bool], over: threading.Event) -> None:
+        """Change the topic, and release it and adopt it again if ``change`` says so."""
         with self._connect() as client:
             while True:
-                change()
+                is_to_be_released = change()
                 # Its clients go on with what they know, before anybody has noticed or after that.
                 is_over = over.wait(self._choice.uniform(*PAUSE_S))
-                self._persist(lambda: self._release(client), f"topic {self._topic} is released")
-                self._persist(lambda: self._adopt(client), f"topic {self._topic} is adopted")
+                if is_to_be_released:
+                    self._persist(lambda: self._release(client), f"topic {self._topic} is released")
+                    self._persist(lambda: self._adopt(client), f"topic {self._topic} is adopted")
                 if is_over or over.wait(self._choice.uniform(*PAUSE_S)):
                     return
 
@@ -111,16 +113,17 @@ class Owner:
             return False
         return True
 
-    def _add_partition(self) -> None:
+    def _add_partition(self) -> bool:
+        """Add a partition; return whether to release the topic: half of the times to no purpose."""
         with closing(TopicAdmin(self._bootstrap_servers)) as admin:
             count = admin.describe([self._topic])[self._topic].partitions
         if count >= PARTITIONS_MAX:
-            self._make_anew()
-        else:
-            self._kafka.create_partitions([NewPartitions(self._topic, count + 1)])[self._topic].result(KAFKA_S)
+            return self._make_anew()
+        self._kafka.create_partitions([NewPartitions(self._topic, count + 1)])[self._topic].result(KAFKA_S)
+        return self._choice.random() < 0.5
 
-    def _make_anew(self) -> None:
-        """Delete the topic and make it again.
+    def _make_anew(self) -> bool:
+        """Delete the topic and make it again; return True, since it must be released then.
 
         The controller has made it before brokers have heard of it: until then, they acknowledge what they write into
         the log that they are to delete.
@@ -135,6 +138,7 @@ class Owner:
                 KAFKA_S,
             )
         self.since = time.monotonic_ns()
+        return True
 
     def _is_created(self) -> bool:
         """Whether it could be made: where it is not gone yet, it exists."""
