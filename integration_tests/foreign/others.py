@@ -90,19 +90,27 @@ def run(command: Sequence[str], servers: str, topic: str, name: str, records: in
 
 def _made(name: str, sources: Sequence[Path], make: Callable[[Path], None]) -> Path:
     """Return a folder of these files in which ``make`` has done its work, perhaps in an earlier run."""
-    content = b"".join(source.read_bytes() for source in sources)
+
+    def fill(folder: Path) -> None:
+        for source in sources:
+            shutil.copy(source, folder)
+        make(folder)
+
+    return made(name, b"".join(source.read_bytes() for source in sources), fill)
+
+
+def made(name: str, content: bytes, make: Callable[[Path], None]) -> Path:
+    """Return the folder of this content that ``make`` has filled, perhaps in an earlier run."""
     folder = default_cache() / "tests" / f"{name}-{hashlib.sha256(content).hexdigest()[:16]}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        fresh = Path(tempfile.mkdtemp(dir=folder.parent))
         try:
-            for source in sources:
-                shutil.copy(source, made)
-            make(made)
+            make(fresh)
             with suppress(OSError):  # another process was faster
-                os.rename(made, folder)
+                os.rename(fresh, folder)
         finally:
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(fresh, ignore_errors=True)
     return folder
 
 
