@@ -16,6 +16,7 @@ from integration_tests.clients import Site
 from integration_tests.patience import PATIENCE_S
 from rollbridge import ANY, DLSN, EMPTY, SN
 from rollbridge.cas.queue import Contention
+from rollbridge.cas.router import SegmentRouter
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import (
     CasWriteError,
@@ -31,6 +32,7 @@ from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import StreamName
 from rollbridge.model.partitioners import KeySpace
+from rollbridge.model.records import TopicLimits
 from rollbridge.model.sn import Token
 from rollbridge.zookeeper.catalog import Catalog
 
@@ -541,3 +543,22 @@ def test_a_deleted_stream_is_noticed(
         deleter.admin.delete_stream(ledger)
     with pytest.raises(StreamNotFoundError):
         writer.write(b"a", b"no", expected=ANY)
+
+
+def test_writes_that_wait_while_their_stream_goes_are_told_so(
+    client: rollbridge.Bridge, writer: CasWriter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caller, limits = threading.current_thread(), SegmentRouter.limits.fget
+    assert limits is not None
+
+    def gone_for_workers(router: SegmentRouter) -> TopicLimits | None:
+        if threading.current_thread() is not caller:
+            raise StreamNotFoundError(f"stream {router.stream} does not exist")
+        return limits(router)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SegmentRouter, "limits", property(gone_for_workers))
+        for future in [writer.write_async(b"a", b"no", expected=ANY) for _ in range(3)]:
+            assert isinstance(future.exception(60), StreamNotFoundError)
+    assert "defect" not in caplog.text
+    writer.write(b"a", b"yes", expected=EMPTY)

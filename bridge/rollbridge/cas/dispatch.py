@@ -185,8 +185,12 @@ class StreamAppender:
         """Carry out one round of what waits in a queue, whose lock is held."""
         if not queue.take_turns() and queue.came.wait(_TURN_S):
             queue.take_turns()
-        taken = self.router.limits
-        round_ = queue.take(self.router.round_bytes_max)
+        try:
+            taken, room = self.router.limits, self.router.round_bytes_max
+        except RollbridgeError as fault:  # the stream was deleted, or its topic released
+            fail(queue, queue.drain(), fault)
+            return
+        round_ = queue.take(room)
         if isinstance(round_, AppendRequest):
             with suppress(TimeoutError):  # it may also come here from a sealed segment meanwhile
                 round_.exception(min(queue.queue[0].deadline.left(), _ELSEWHERE_S))
