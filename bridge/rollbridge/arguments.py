@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from ctypes import ArgumentError
 from dataclasses import fields
 from datetime import timedelta
+from decimal import Decimal
 from functools import wraps
 from inspect import Parameter, isfunction, signature
+from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
@@ -125,15 +127,16 @@ class CheckedParameter:
         return not any(_fits(hint, _NOTHING) for hint in self._hints)
 
     def take(self, value: object) -> object:
-        """Return the value, or a buffer as bytes.
+        """Return the value, or what means the same: a buffer as bytes, a number as int or float, an iterable as a list.
 
         Raises:
             TypeError: It does not fit.
         """
-        if isinstance(value, _Buffer) and bytes in self._hints:
-            return bytes(value)
         if any(_fits(hint, value) for hint in self._hints):
             return value
+        for hint in self._hints:
+            if (same := _converted(hint, value)) is not _NOTHING:
+                return same
         raise TypeError(
             f"{self._name} must be {_described(self._hints)}, not {_given(value)}"
             f"{_remedy(self._name, value) if bytes in self._hints else ''}; nothing was done"
@@ -175,7 +178,38 @@ def _fits(hint: Any, value: object) -> bool:
 
 
 def _fits_any(hint: Any, value: object) -> bool:
-    return get_origin(hint) is tuple or any(_fits(item, value) for item in _alternatives(hint))
+    hints = _alternatives(hint)
+    return any(
+        get_origin(item) is tuple or _fits(item, value) or _converted(item, value) is not _NOTHING for item in hints
+    )
+
+
+def _converted(hint: Any, value: object) -> object:
+    """Return what means the same as a value, in the type of one alternative; ``_NOTHING`` if nothing does."""
+    if hint is bytes:
+        buffer = _buffer(value)
+        return _NOTHING if buffer is None else buffer
+    if isinstance(value, Integral) and hint is bool:
+        return bool(value)
+    if isinstance(value, bool):
+        return _NOTHING
+    if isinstance(value, Integral) and hint is int:
+        return int(value)
+    if isinstance(value, Real | Decimal) and hint is float:
+        return float(value)
+    kind = get_origin(hint)
+    if isinstance(kind, type) and issubclass(list, kind) and isinstance(value, Iterable):
+        whole = value if isinstance(value, str | bytes | _Buffer | Mapping) else list(value)
+        return whole if _fits(hint, whole) else _NOTHING
+    return _NOTHING
+
+
+def _buffer(value: object) -> bytes | None:
+    """Return the bytes of a buffer; None if the value is none."""
+    try:
+        return bytes(memoryview(value))  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def _described(hints: tuple[Any, ...]) -> str:
@@ -210,7 +244,7 @@ def _name(hint: Any) -> str:
 
 def _given(value: object) -> str:
     """Return the type of a value, and of the first of what it holds."""
-    if isinstance(value, Collection) and not isinstance(value, str | bytes | _Buffer) and value:
+    if isinstance(value, Collection) and not isinstance(value, str | bytes | _Buffer) and len(value):
         return f"{type(value).__name__} of {type(next(iter(value))).__name__}"
     return type(value).__name__
 
@@ -230,8 +264,8 @@ def as_bytes(name: str, value: object) -> bytes | None:
     """
     if value is None or isinstance(value, bytes):
         return value
-    if isinstance(value, _Buffer):
-        return bytes(value)
+    if (found := _buffer(value)) is not None:
+        return found
     raise TypeError(
         f"{name} must be bytes or None, not {_given(value)}{_remedy(name, value)}; the record was not written"
     )
@@ -248,9 +282,9 @@ def as_transaction_id(number: object) -> int:
     Raises:
         TypeError: It is no whole number.
     """
-    if not isinstance(number, int) or isinstance(number, bool):
+    if isinstance(number, bool) or not isinstance(number, Integral):
         raise TypeError(f"transaction_id must be int or None, not {_given(number)}; the record was not written")
-    return number
+    return int(number)
 
 
 def as_record(record: object) -> tuple[bytes | None, bytes | None]:
@@ -303,12 +337,13 @@ def as_timestamp(timestamp: object) -> int:
         TypeError: It is no whole number.
         InvalidRequestError: No record has such a time.
     """
-    if not isinstance(timestamp, int) or isinstance(timestamp, bool):
+    if isinstance(timestamp, bool) or not isinstance(timestamp, Integral):
         raise TypeError(
             f"timestamp must be int (milliseconds since 1970) or None, not {_given(timestamp)}; "
             "the record was not written"
         )
-    if not 0 <= timestamp <= _TIME_MAX:
-        when = "lies before 1970" if timestamp < 0 else "is more than 64 bits hold"
+    whole = int(timestamp)
+    if not 0 <= whole <= _TIME_MAX:
+        when = "lies before 1970" if whole < 0 else "is more than 64 bits hold"
         raise InvalidRequestError(f"a timestamp of {timestamp} ms {when}; the record was not written")
-    return timestamp
+    return whole

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any, Literal
 
+import numpy
 import pytest
 
 import rollbridge
@@ -16,6 +20,7 @@ from rollbridge.arguments import (
     as_headers,
     as_record,
     as_timestamp,
+    as_transaction_id,
     check_fields,
     checked,
     checked_call,
@@ -53,6 +58,9 @@ class Example:
     def says_it_better(self, own: int) -> object:
         return own
 
+    def flag(self, wanted: bool) -> object:
+        return (wanted,)
+
     def left_alone(self, name: str) -> object:
         return name
 
@@ -81,6 +89,24 @@ def test_buffers_are_taken_as_bytes(buffer: Any) -> None:
     assert Example().data(buffer) == (b"k", None)
     assert Example().data(key=buffer) == (b"k", None)
     assert as_bytes("key", buffer) == b"k"
+
+
+def test_what_means_the_same_is_taken() -> None:
+    example: Any = Example()
+    number, share = numpy.int64(3), numpy.float32(0.5)
+    assert example.wait(number, number, share) == (3.0, 3, 0.5)
+    assert [type(item) for item in example.wait(number, number, Decimal("0.5"))] == [float, int, float]
+    assert example.wait(Fraction(1, 2), True.__index__()) == (0.5, 1, 0.0)
+    assert example.flag(0) == (False,)
+    assert example.flag(numpy.int32(1)) == (True,)
+    assert example.data(array("B", [107]), {"a": bytearray(b"x")}) == (b"k", {"a": bytearray(b"x")})
+    assert example.span(timedelta(1), {"a": 1}.items())[1] == [("a", 1)]
+    assert example.span(timedelta(1), (pair for pair in [["a", 1]]))[1] == [["a", 1]]
+    assert refusal(example.span, timedelta(1), {"a": 1}).startswith("places must be Sequence of tuple, not dict of str")
+    assert "not ndarray" in refusal(example.text, numpy.zeros(2))
+    assert as_bytes("value", numpy.frombuffer(b"ab", dtype="u1")) == b"ab"
+    assert as_timestamp(number) == 3
+    assert as_transaction_id(numpy.uint8(7)) == 7
 
 
 def test_what_does_not_fit_is_named() -> None:
