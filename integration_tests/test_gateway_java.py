@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from datetime import timedelta
+from io import BufferedReader
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
+from kio.schema.errors import ErrorCode
 
 import rollbridge
 from integration_tests.clients import Site, adopt, read_committed
@@ -21,6 +27,8 @@ from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.test_gateway_librdkafka import keys_in_order, topic_of, values
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
+from rollbridge_gateway import wire
+from rollbridge_gateway.versions import Api
 
 
 def run_tool(program: str, *arguments: str) -> str:
@@ -149,6 +157,53 @@ def test_a_producer_goes_on_through_another_gateway(
     found = site.committed(orders)
     assert values(found) == numbered(name, range(40_000))
     assert keys_in_order(found)
+
+
+def test_a_client_of_another_gateway_that_serves_its_id_is_refused_and_let_go(
+    gateway: GatewayProcess, servers: Servers, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
+) -> None:
+    """It is told so on what it has asked for already, and dials the address that Metadata names."""
+    name, topic = unique_name("raw"), topic_of(orders)
+    with GatewayProcess(servers, unique_name("mine"), tmp_path) as mine, ExitStack() as stack:
+        client = client_of([mine.name], [gateway.name])
+        at_mine, at_other = (
+            stack.enter_context(socket.create_connection(("127.0.0.1", item.port + 1), PATIENCE_S))
+            for item in (mine, gateway)
+        )
+
+        def request(api: Api, version: int, values: dict[str, object]) -> bytes:
+            return wire.framed(wire.write_request(api, version, 1, client, values))
+
+        def answer(said: BufferedReader, api: Api, version: int) -> Any:
+            return wire.read_answer(said.read(int.from_bytes(said.read(4), "big")), api, version)
+
+        said = stack.enter_context(at_mine.makefile("rb"))
+        values = {"transactional_id": name, "transaction_timeout": timedelta(minutes=1)}
+        at_mine.sendall(request(Api.INIT_PRODUCER_ID, 1, values))
+        started = answer(said, Api.INIT_PRODUCER_ID, 1)
+        assert started.error_code is ErrorCode.none
+        values = {
+            "v3_and_below_transactional_id": name,
+            "v3_and_below_producer_id": started.producer_id,
+            "v3_and_below_producer_epoch": started.producer_epoch,
+            "v3_and_below_topics": [{"name": topic, "partitions": [0]}],
+        }
+        wanted, metadata = request(Api.ADD_PARTITIONS_TO_TXN, 3, values), request(Api.METADATA, 4, {"topics": []})
+        refused = stack.enter_context(at_other.makefile("rb"))
+
+        def is_known() -> bool:
+            at_other.sendall(metadata)
+            return bool(answer(refused, Api.METADATA, 4).brokers[0].port == mine.port + 1)
+
+        eventually(is_known, "the other gateway knows where the client belongs")
+        at_other.sendall(wanted + metadata)
+        [result] = answer(refused, Api.ADD_PARTITIONS_TO_TXN, 3).results_by_topic_v3_and_below
+        assert result.results_by_partition[0].partition_error_code is ErrorCode.coordinator_not_available
+        assert answer(refused, Api.METADATA, 4).brokers[0].port == mine.port + 1
+        assert refused.read() == b"", "the connection is closed behind its last answer"
+        at_mine.sendall(wanted)
+        [result] = answer(said, Api.ADD_PARTITIONS_TO_TXN, 3).results_by_topic_v3_and_below
+        assert result.results_by_partition[0].partition_error_code is ErrorCode.none
 
 
 def serves(gateway: GatewayProcess, pid: int) -> bool:

@@ -93,7 +93,7 @@ def test_a_request_that_need_not_ask_does_not_overtake_one_that_must() -> None:
     rights: Any = Rights()
 
     async def run() -> None:
-        transacting = Transacting(server, rights)
+        transacting = Transacting(server, rights, lambda: None)
         tasks = []
         for sequence in range(20):
             data = produce(sequence)
@@ -115,7 +115,7 @@ def test_nothing_is_begun_for_a_client_that_has_left() -> None:
     rights.is_known = True
 
     async def run() -> bytes | None:
-        transacting = Transacting(server, rights)
+        transacting = Transacting(server, rights, lambda: None)
         transacting.has_left = True
         data = produce(0)
         return await transacting.produce(data, wire.read_head(data))
@@ -180,7 +180,7 @@ def commit_offsets(version: int, *parts: tuple[str, int, dict[str, Any]]) -> tup
     server, rights = OffsetServer(), SomeRights()
 
     async def run() -> bytes:
-        transacting = Transacting(server, rights)  # type: ignore[arg-type]
+        transacting = Transacting(server, rights, lambda: None)  # type: ignore[arg-type]
         return await transacting.commit_offsets(data, wire.read_head(data))
 
     answer = wire.read_answer(asyncio.run(run()), Api.TXN_OFFSET_COMMIT, version)

@@ -54,6 +54,7 @@ class Line:
         self.requests = self.written = self.held = self.under_way = 0
         self.is_within = False
         self.is_aborted = False
+        self.is_ending = False
 
     def look(self, now_s: float, *, is_stranger: bool, requests_wait: bool) -> Closing | None:
         """Return why this connection is to be closed; None if it is not."""
@@ -84,6 +85,10 @@ class Line:
         if not self.under_way:
             self._stream.close()
 
+    def end(self) -> None:
+        """Close it once what is under way is answered; no more than one further request is read."""
+        self.is_ending = True
+
     async def rest(self) -> None:
         """Wait until nothing is under way."""
         while self.under_way:
@@ -93,6 +98,8 @@ class Line:
     def ended(self) -> None:
         """Note that a request was answered, or given up."""
         self.under_way -= 1
+        if not self.under_way and self.is_ending:
+            self._stream.close()
         if not self.under_way and self._resting is not None and not self._resting.done():
             self._resting.set_result(None)
 
@@ -170,7 +177,7 @@ async def serve(
     answers: asyncio.Queue[tuple[asyncio.Future[RawMessage | None], int] | None] = asyncio.Queue(REQUESTS_MAX)
     sending = asyncio.create_task(_send(answers, stream, line, room, observer), name="answers")
     try:
-        while not line.is_aborted:
+        while not (line.is_aborted or line.is_ending):
             size = await stream.size()
             if not _HEAD_BYTES <= size <= request_bytes_max or not await dispatcher.admits(size):
                 raise MalformedError(f"a request of {size} bytes")

@@ -85,7 +85,7 @@ class ClientConnection:
         self._told = ToldDepartures(server.now_s())
         self._connecting: asyncio.Future[Upstream] | None = None
         self._access = Rights(self.upstream, server.rights_s)
-        self._transacting = transacting = Transacting(server, self._access)
+        self._transacting = transacting = Transacting(server, self._access, line.end)
         self._handlers: Mapping[int, Handler] = {
             Api.PRODUCE: transacting.produce,
             Api.INIT_PRODUCER_ID: transacting.init_producer_id,

@@ -72,6 +72,10 @@ class NotHeldError(ZooKeeperUnavailableError):
     """Another gateway serves the id, or may: nothing was written; ask again."""
 
 
+class ElsewhereError(NotHeldError):
+    """Another gateway serves the id, and the client belongs to another one: it is to look again where that is."""
+
+
 class Register:
     """One gateway's side of the register. Safe to use from several threads; methods wait."""
 
@@ -310,7 +314,7 @@ class Register:
         """Delete the node of a holder whose life is over; ask one that lives to let go, and wait for that a little.
 
         Raises:
-            NotHeldError: it lives, and is not to be asked.
+            ElsewhereError: it lives, and is not to be asked.
         """
         path, holder = paths.gateway_holder(name), Holder.decode(found.value)
         try:
@@ -318,7 +322,7 @@ class Register:
                 self._session.delete(path, found.version)
                 return
             if not asks:
-                raise NotHeldError(f"another gateway serves {name}, and this client is not one of ours; look again")
+                raise ElsewhereError(f"another gateway serves {name}, and this client is not one of ours; look again")
             if not holder.wanted_by:
                 self._session.set(path, holder._replace(wanted_by=self._name).encode(), found.version)
         except (NodeMissingError, NodeVersionMismatchError):

@@ -44,6 +44,7 @@ from rollbridge_gateway.shell import groups
 from rollbridge_gateway.shell.access import READ, Rights
 from rollbridge_gateway.shell.parts import Services
 from rollbridge_gateway.shell.producing import Parcel, Ticket
+from rollbridge_gateway.shell.register import ElsewhereError
 from rollbridge_gateway.versions import Api
 from rollbridge_gateway.wire import Head
 
@@ -72,9 +73,17 @@ T = TypeVar("T")
 class Transacting:
     """Handlers of the transactional APIs of one connection."""
 
-    def __init__(self, server: Services, access: Rights) -> None:
+    def __init__(self, server: Services, access: Rights, end: Callable[[], None]) -> None:
+        """Begin.
+
+        Args:
+            server: The gateway.
+            access: What the client may do.
+            end: Closes the connection once what is under way is answered.
+        """
         self._server = server
         self._access = access
+        self._end = end
         self._order = asyncio.Lock()
         self._served: set[str] = set()
         self.has_left = False
@@ -86,6 +95,9 @@ class Transacting:
         """Return Kafka's code of an error, and put it into the log."""
         code = code_of_error(error, head.key, head.version)
         self._server.count_refusal(head.key, code.name)
+        if isinstance(error, ElsewhereError):
+            # Most clients look at Metadata now, and go on using what they have open to a broker under its old address.
+            self._end()
         said = Api(head.key).name, transactional_id, head.version, code.name, error
         if fault_of(error) is KafkaFault.UNFORESEEN:
             log_defect(logger, "%s of %s, v%d: %s: %s", *said, fault=error)
