@@ -7,7 +7,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -191,3 +191,45 @@ def test_claims_cost_their_bytes_and_no_more(
         beside.await_more()
     assert wrong_ones == []
     assert "Traceback" not in gateway.log.read_text(errors="replace")
+
+
+def memory_of(gateway: GatewayProcess) -> int:
+    return int(psutil.Process(gateway.pid).memory_info().rss)
+
+
+@pytest.mark.parametrize("sent", [1_000, (90 << 20) - 1], ids=["little", "all but a byte"])
+def test_requests_that_do_not_come_whole_hold_nobody_up(
+    site: Site, servers: Servers, ledger: str, tmp_path: Path, unique_name: Callable[[str], str], sent: int
+) -> None:
+    """More of them than there is room for: they stay as long as they may, and a producer beside goes on meanwhile."""
+    head, held = (90 << 20).to_bytes(4, "big"), bytes(sent)
+    with GatewayProcess(servers, unique_name("gateway"), tmp_path, ["--request-seconds=60"]) as gateway:
+
+        def hold(connection: socket.socket) -> None:
+            with suppress(OSError):  # it is closed in the end
+                connection.sendall(head + held)
+
+        def told() -> bool:
+            return "requests wait for room" in gateway.log.read_text(errors="replace")
+
+        with Beside(gateway, ledger, unique_name("beside")) as beside, ExitStack() as stack:
+            connections = [
+                stack.enter_context(socket.create_connection(("127.0.0.1", gateway.port + 1), 60)) for _ in range(8)
+            ]
+            threads = [threading.Thread(target=hold, args=(connection,), daemon=True) for connection in connections]
+            for thread in threads:
+                thread.start()
+            is_more = sent > 1 << 20
+            eventually(lambda: not is_more or memory_of(gateway) > 128 << 20, "room is taken")
+            eventually(lambda: is_more or not any(thread.is_alive() for thread in threads), "they wait")
+            for _ in range(5):
+                beside.await_more()
+            for connection in connections:
+                connection.setblocking(False)
+                with pytest.raises(BlockingIOError):
+                    connection.recv(1)
+            assert memory_of(gateway) < MEMORY_MAX
+            eventually(lambda: told() or not is_more, "the log says that there is no room")
+        for thread in threads:
+            thread.join()
+        assert told() == is_more

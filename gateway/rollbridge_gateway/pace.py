@@ -3,7 +3,7 @@
 Nothing has a timer of its own. The gateway looks at its connections every few seconds and tells each one's
 :class:`Pace` what it sees; that remembers since when nothing has moved, and says why the connection is to be closed.
 
-What is in the middle of something has less time than what rests, since bytes that were announced take room from
+What is in the middle of something has less time than what rests, since what has come of a request takes room from
 others, as answers do that nobody takes. It moves if :data:`PIECE_BYTES` of it do, so that a byte a minute is nothing.
 Once others wait for their room, a whole request has no more time than one piece of it has otherwise.
 

@@ -289,3 +289,27 @@ def test_a_connection_is_made_to_a_server(new_loop: NewLoop) -> None:
     server_port = 1  # nobody listens there
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(body())
+
+
+@LOOPS
+@pytest.mark.parametrize("size", SIZES)
+def test_a_large_message_grows_as_it_comes_and_as_it_may(new_loop: NewLoop, size: int) -> None:
+    async def reading(stream: MessageStream, theirs: socket.socket) -> None:
+        message, grown = random.Random(size).randbytes(size), 0
+
+        async def take(more: int) -> None:
+            nonlocal grown
+            assert more <= max(stream.received, AHEAD_BYTES), "a length alone asks for nothing"
+            for _ in range(3):
+                await asyncio.sleep(0)
+            assert stream.received <= 4 + grown + AHEAD_BYTES, "who is not let in waits"
+            grown += more
+
+        sending = asyncio.create_task(in_pieces(theirs, framed([message, b"next"]), size))
+        assert await stream.message(await stream.size(), take) == message
+        assert grown in (0, size)
+        assert (grown == size) or size <= AHEAD_BYTES
+        assert await received(stream) == b"next"
+        await sending
+
+    run(new_loop, reading)

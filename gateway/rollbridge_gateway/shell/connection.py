@@ -1,9 +1,9 @@
 """A client's connection: frames in, answers out in the order of the requests, many of them under way.
 
-What holds a client up, in this order: the number of its requests under way; the bytes of all requests under way in this
-gateway; what its socket takes. What a client may hold up is limited in time, see :mod:`rollbridge_gateway.pace`. Bytes
-that are no request close the connection and are told of in the log once a minute at most; nothing that a client sends
-ends more than its own connection.
+What holds a client up, in this order: the number of its requests under way; what has come of all large requests in this
+gateway that are not whole, and the bytes of all requests under way; what its socket takes. What a client may hold up is
+limited in time, see :mod:`rollbridge_gateway.pace`. Bytes that are no request close the connection and are told of in
+the log once a minute at most; nothing that a client sends ends more than its own connection.
 """
 
 from __future__ import annotations
@@ -160,6 +160,7 @@ async def serve(
     stream: MessageStream,
     dispatcher: Responder,
     line: Line,
+    coming: Room,
     room: Room,
     request_bytes_max: int,
     observer: Observer,
@@ -170,23 +171,35 @@ async def serve(
         stream: The connection, which is closed at the end.
         dispatcher: Serves the requests, and is closed at the end.
         line: Is told what comes and goes.
-        room: Bytes that may be under way.
+        coming: Room of what has come of large requests that are not whole; a small one waits for none of them.
+        room: Room of requests under way, from when they are whole: they end without their client.
         request_bytes_max: Largest request.
         observer: Is told of it.
     """
     answers: asyncio.Queue[tuple[asyncio.Future[RawMessage | None], int] | None] = asyncio.Queue(REQUESTS_MAX)
+    has_come = 0
+
+    async def take(size: int) -> None:
+        nonlocal has_come
+        await coming.take(size, by=line)
+        has_come += size
+
     sending = asyncio.create_task(_send(answers, stream, line, room, observer), name="answers")
     try:
         while not (line.is_aborted or line.is_ending):
             size = await stream.size()
             if not _HEAD_BYTES <= size <= request_bytes_max or not await dispatcher.admits(size):
                 raise MalformedError(f"a request of {size} bytes")
-            await room.take(size)
+            line.requests += 1
+            line.is_within = True
             try:
-                line.requests += 1
-                line.is_within = True
-                data = await stream.message(size)
+                data = await stream.message(size, take)
                 line.is_within = False
+                await room.take(size)
+            finally:
+                coming.give(has_come, line)
+                has_come = 0
+            try:
                 observer.received(size)
                 head = read_head(data)
                 begun = await dispatcher.dispatch(data, head)

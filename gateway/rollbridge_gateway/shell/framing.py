@@ -1,8 +1,9 @@
 """Messages of the Kafka protocol on a connection, each behind its length: of clients to this gateway, and of its own.
 
-A large message is received where it stays: the event loop reads right into its memory, which grows as it fills. So what
-is relayed is copied once by the kernel on each side, and hardly in between. Small ones are read together, many with one
-call of the system::
+A large message is received where it stays: the event loop reads right into its memory. That of a client's grows as it
+fills, to no more than twice what has come, and whoever receives says when: a length costs nothing. So what is relayed
+is copied once by the kernel on each side, and hardly in between. Small ones are read together, many with one call of
+the system::
 
     waiting, not consumed yet               a large message on its way
     +--------+---------+--------+------     +------------------------+-----------------+
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Final, cast
 from weakref import WeakKeyDictionary
 
@@ -28,10 +29,16 @@ from rollbridge_gateway.wire import LENGTH_BYTES
 AHEAD_BYTES: Final = 64 << 10
 """Most bytes that are read before they are asked for."""
 _LARGE_BYTES: Final = 16 << 10
-_FIRST_BYTES: Final = 1 << 20
-"""Memory that a client's large message has at first."""
 _JOINED_BYTES: Final = 16 << 10
 """A message up to this is written in one piece with its length, as each piece is a call of the system."""
+
+Take = Callable[[int], Awaitable[None]]
+"""Waits until so many bytes more of a large message may come."""
+
+
+async def _at_once(size: int) -> None:
+    pass
+
 
 _scratch: WeakKeyDictionary[asyncio.AbstractEventLoop, memoryview] = WeakKeyDictionary()
 
@@ -142,8 +149,12 @@ class MessageStream(asyncio.BufferedProtocol):
         del ahead[:LENGTH_BYTES]
         return found
 
-    async def message(self, size: int) -> RawMessage:
+    async def message(self, size: int, take: Take = _at_once) -> RawMessage:
         """Return the next message, of so many bytes.
+
+        Args:
+            size: How many.
+            take: Asked before the memory of a large message grows, with the bytes by which it does.
 
         Raises:
             EOFError: the connection ends before.
@@ -151,7 +162,7 @@ class MessageStream(asyncio.BufferedProtocol):
         ahead = self._ahead
         if len(ahead) < size:
             if size >= _LARGE_BYTES:
-                return await self._large(size)
+                return await self._large(size, take)
             while len(ahead) < size:
                 await self._more()
         data = bytes(memoryview(ahead)[:size])
@@ -160,17 +171,31 @@ class MessageStream(asyncio.BufferedProtocol):
             self._read_on()
         return data
 
-    async def _large(self, size: int) -> bytearray:
-        self._body, self._has_come, self._large_bytes = self._ahead, len(self._ahead), size
-        self._ahead = bytearray()
-        self._is_filling = True
+    async def _large(self, size: int, take: Take) -> bytearray:
+        self._body, self._has_come = bytearray(), 0
         try:
-            while self._has_come < size:
-                await self._more()
+            while (has_come := self._has_come) < size:
+                step = size - has_come
+                if not self._is_trusted:
+                    step = min(step, max(has_come, AHEAD_BYTES))
+                await take(step)
+                self._grow(has_come + step)
+                while self._has_come < self._large_bytes:
+                    await self._more()
         finally:
             self._is_filling = False
         data, self._body = self._body, bytearray()
         return data
+
+    def _grow(self, size: int) -> None:
+        """Have a large message come up to so many bytes, first those that have come already."""
+        larger, has_come, ahead = bytearray(size), self._has_come, self._ahead
+        larger[:has_come] = self._body
+        moved = min(size - has_come, len(ahead))
+        larger[has_come : has_come + moved] = ahead[:moved]
+        del ahead[:moved]
+        self._body, self._has_come, self._large_bytes = larger, has_come + moved, size
+        self._is_filling = self._has_come < size
 
     async def _more(self) -> None:
         """Wait until more has come."""
@@ -273,16 +298,7 @@ class MessageStream(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if not self._is_filling:
             return self._scratch[: AHEAD_BYTES - len(self._ahead)]
-        if self._has_come == len(self._body):
-            self._grow()
         return memoryview(self._body)[self._has_come :]
-
-    def _grow(self) -> None:
-        """Make room for the rest of a large message, of a client for no more than twice what has come."""
-        size = self._large_bytes if self._is_trusted else min(self._large_bytes, max(2 * self._has_come, _FIRST_BYTES))
-        larger = bytearray(size)  # which costs nothing before it is written to
-        larger[: self._has_come] = self._body
-        self._body = larger
 
     def buffer_updated(self, nbytes: int) -> None:
         self.received += nbytes

@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 _TRANSACTION: Final = 1
 """Type of the keys of FindCoordinator that are transactional ids."""
 STRANGER_BYTES_MAX: Final = 64 << 10
-"""Largest request of a client that has not authenticated itself: bytes that are announced take the room of others."""
+"""Largest request of a client that has not authenticated itself: what has come of one takes the room of others."""
 _BEFORE_LOGIN: Final = frozenset((Api.API_VERSIONS, Api.SASL_HANDSHAKE, Api.SASL_AUTHENTICATE))
 
 _LISTINGS: Final = frozenset((Api.DESCRIBE_PRODUCERS, Api.DESCRIBE_TRANSACTIONS, Api.LIST_TRANSACTIONS))

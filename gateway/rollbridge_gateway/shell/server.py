@@ -103,6 +103,7 @@ class Server:
         self.producers = Producers(
             bridge, self.register, self._writers, self._workers, settings.ids_max, self._rest.fresh_ms
         )
+        self.coming = Room(settings.under_way_bytes_max // 2)
         self.room = Room(settings.under_way_bytes_max)
         self.answers = Room(settings.answer_bytes_max)
         self._ending: set[asyncio.Task[None]] = set()
@@ -347,7 +348,7 @@ class Server:
             self._lines[line] = connection
             if tls is not None:
                 await stream.encrypt(tls, FIRST_S)
-            await serve(stream, connection, line, self.room, self.settings.request_bytes_max, self)
+            await serve(stream, connection, line, self.coming, self.room, self.settings.request_bytes_max, self)
         except asyncio.CancelledError:
             stream.close()
         except OSError as fault:
@@ -388,9 +389,19 @@ class Server:
         while True:
             await asyncio.sleep(interval_s)
             now_s = time.monotonic()
+            requests_wait = self.room.is_crowded or self.coming.is_crowded
+            if requests_wait:
+                _full.warning(
+                    "requests wait for room: %d bytes are under way of at most %d (--under-way-bytes-max), and %d "
+                    "bytes of at most %d have come of large ones that are not whole; who does not go on is closed",
+                    self.room.taken,
+                    self.room.limit,
+                    self.coming.taken,
+                    self.coming.limit,
+                )
             for line, connection in list(self._lines.items()):
                 is_stranger = not connection.login.is_accepted and not connection.login.again
-                why = line.look(now_s, is_stranger=is_stranger, requests_wait=self.room.is_crowded)
+                why = line.look(now_s, is_stranger=is_stranger, requests_wait=requests_wait)
                 if why is not None and not line.is_aborted:
                     logger.debug("a connection is closed: %s", why.value)
                     self.count_closed(why)
