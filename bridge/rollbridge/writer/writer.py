@@ -90,6 +90,8 @@ class StreamWriter:
             value = as_bytes("value", value)
         if timestamp is not None:
             timestamp = as_timestamp(timestamp)
+        if transaction_id is not None:
+            transaction_id = as_transaction_id(transaction_id)
         headers = _NO_HEADERS if not headers and transaction_id is None else _all_headers(headers, transaction_id)
         channel = self._channel
         self._lock.acquire()  # written out: a `with` here takes a tenth of the time of writing a record
@@ -238,5 +240,5 @@ def _all_headers(headers: Headers, transaction_id: int | None) -> list[tuple[str
                 f"the header {name!r} is rollbridge's own; the record was not written: name it otherwise"
             )
     if transaction_id is not None:
-        whole.append((TRANSACTION_ID_HEADER, pack_transaction_id(as_transaction_id(transaction_id))))
+        whole.append((TRANSACTION_ID_HEADER, pack_transaction_id(transaction_id)))
     return whole
