@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -548,8 +548,8 @@ def test_a_deleted_stream_is_noticed(
 def test_writes_that_wait_while_their_stream_goes_are_told_so(
     client: rollbridge.Bridge, writer: CasWriter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caller, limits = threading.current_thread(), SegmentRouter.limits.fget
-    assert limits is not None
+    caller = threading.current_thread()
+    limits: Callable[[SegmentRouter], TopicLimits | None] = vars(SegmentRouter)["limits"].fget
 
     def gone_for_workers(router: SegmentRouter) -> TopicLimits | None:
         if threading.current_thread() is not caller:

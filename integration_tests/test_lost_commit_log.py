@@ -240,7 +240,7 @@ def test_a_gateway_answers_no_commit_by_the_transaction_before_it(
         site.start_coordinator()
         with pytest.raises(KafkaException) as refused:
             asked.result()
-        assert refused.value.args[0].code() == KafkaError.INVALID_TXN_STATE
+        assert refused.value.args[0].code() == KafkaError.INVALID_PRODUCER_ID_MAPPING
         commit(client, str(name), value=b"after")
         assert sorted(values(client, str(name))) == [b"after", b"before"]
 

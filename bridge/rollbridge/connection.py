@@ -197,7 +197,7 @@ def _dropping(counters: GroupCounters) -> Callable[[SessionState], None]:
     return changed
 
 
-@checked()
+@checked(leave=("key", "start"))
 class Bridge(BaseClient):
     """Connection to a cluster, and the client of its own name. Use it in a ``with`` block, or close it."""
 

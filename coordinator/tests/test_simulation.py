@@ -870,7 +870,7 @@ FOUND_AS = {
 """What has to be said about some defects, which stumble over other things as well."""
 FOUND_FIRST = {
     "blind-forecast": 43,
-    "unwatched": 34,
+    "unwatched": 42,
     "uncounted-preparations": 23,
     "hasty-expiry": 36,
     "blind-reopening": 14,

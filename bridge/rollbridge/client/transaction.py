@@ -128,7 +128,7 @@ class _Wish(Enum):
     ABORT = "abort"
 
 
-@checked(but=("wait_and_tell", "ask_again"))
+@checked(but=("wait_and_tell", "ask_again"), leave=("key", "sn"))
 class Transaction(Writing):
     """Open transaction. Safe to use from several threads.
 

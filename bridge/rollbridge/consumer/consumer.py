@@ -180,7 +180,7 @@ class Consumer:
     @as_theirs
     def subscribe(
         self,
-        topics: Iterable[str],
+        topics: str | Iterable[str],
         on_assign: OnRebalance | None = None,
         on_revoke: OnRebalance | None = None,
         on_lost: OnRebalance | None = None,
