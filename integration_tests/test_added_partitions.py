@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 from confluent_kafka import KafkaError, Producer
@@ -278,6 +279,57 @@ def test_an_expectation_of_a_key_that_has_moved_is_refused_with_its_reason(
     places = in_partitions(site, topic)
     assert [places[value] for value in (b"anew", b"third", b"fourth")] == [of_key(moved)] * 3
     assert b"in a transaction" not in places
+    cas.close()
+
+
+def test_a_write_of_a_key_that_has_moved_is_found_by_its_token_and_written_once(
+    site: Site, client: rollbridge.Bridge, topic: str
+) -> None:
+    moved = moved_key()
+    other = next(key for key in KEYS if of_key(key) >= BEFORE and of_key(key, BEFORE) != of_key(moved, BEFORE))
+    cas = client.cas_writer(topic)
+    first = cas.write(moved, b"first", expected=EMPTY, scope="key")
+    token, alone = cas.token(moved, expected=first), cas.token(other, expected=EMPTY)
+    paid = cas.write(moved, b"paid", expected=first, scope="key", token=token)
+    begun = cas.write(other, b"begun", expected=EMPTY, token=alone)
+    add_partitions(site, topic)
+    taken_in(client, topic)
+    placed = replace(token, place=paid.dlsn)
+    assert [cas.outcome(item) for item in (token, str(placed), alone)] == [paid, paid, begun]
+    assert cas.write(moved, b"paid", expected=first, scope="key", token=token) == paid
+    # The partition in which the key lies now is empty, as is expected.
+    assert cas.write(other, b"begun", expected=EMPTY, token=alone) == begun
+    assert cas.write_async(other, b"begun", expected=EMPTY, token=alone).result(60) == begun
+    assert cas.outcome(cas.token(moved, expected=EMPTY)) is None
+    cas.close()
+    assert in_partitions(site, topic).keys() == {b"first", b"paid", b"begun"}
+
+
+def test_conditions_see_a_transaction_of_before_that_is_committed_after_the_topic_was_left(
+    site: Site, client: rollbridge.Bridge, topic: str
+) -> None:
+    moved, other, third = [key for key in KEYS if of_key(key) >= BEFORE][:3]
+    early = client.begin(topic)
+    for key in (moved, other, third):
+        early.write(topic, key, b"early-" + key)
+    early.flush()
+    add_partitions(site, topic)
+    taken_in(client, topic)
+    cas = client.cas_writer(topic)
+    since = cas.write(moved, b"since", expected=ANY)
+    client.admin.scale(topic, seal=list(range(AFTER)), ranges=[(0.0, 0.5), (0.5, 1.0)], leave_topic=True)
+    assert cas.tail(moved, scope="key") == since
+    assert early.commit().records == 3
+    for key, expected in ((moved, since), (other, EMPTY)):
+        with pytest.raises(CasWriteError, match=r"525: .*look at it anew"):
+            cas.write(key, b"no", expected=expected, scope="key")
+    transaction = client.begin(topic)
+    transaction.write(topic, third, b"no")
+    transaction.expect(topic, key=third, sn=EMPTY, scope="key")
+    with pytest.raises(TransactionRefusedError, match=r"525: .*look at it anew"):
+        transaction.commit()
+    anew = cas.write(moved, b"anew", expected=ANY)
+    cas.write(moved, b"then", expected=anew, scope="key")
     cas.close()
 
 

@@ -7,18 +7,21 @@ from collections.abc import Mapping
 import pytest
 
 from rollbridge.errors import InvalidRequestError
+from rollbridge.kafka.batches import LogRecord
+from rollbridge.kafka.fetch import NO_EPOCH, Stretch
+from rollbridge.kafka.segment_tail import EndOf, LineageTails, Need, Question, Read, T, drive
 from rollbridge.model.cas import Condition, Scope, holds, is_refuted, place_of, why_moved
 from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
-from rollbridge.model.ids import SegmentId
+from rollbridge.model.ids import PREPARED_FIRST, SegmentId
 from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import GroupName, StreamName
+from rollbridge.model.names import GroupName, Partition, StreamName
 from rollbridge.model.partitioners import Partitioner, native_partition
 from rollbridge.model.reader_group import Reset, SegmentStanding, decide
 from rollbridge.model.reading import ReadingPlan
 from rollbridge.model.records import StreamConfig, TopicLimits
 from rollbridge.model.routing import StreamView
-from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
+from rollbridge.model.sn import ANY, DLSN, EMPTY, OPERATION_HEADER, SN, Token
 from rollbridge.model.truncation import consistent, first_needed, frontier, without_epochs
 
 NAME = StreamName("topics", "orders")
@@ -47,6 +50,14 @@ def left(history: EpochHistory) -> EpochHistory:
     active = history.active.segments
     record = history.plan_scale([item.id.number for item in active], [item.range for item in active], 2)
     return history.with_records(record).with_sealed_ends(record.epoch, {item.id: 10 for item in active})
+
+
+def rolled(history: EpochHistory, prepared: Mapping[int, SegmentId] | None = None) -> EpochHistory:
+    """The same after a transaction of the first epoch, which has written to partition 0, was committed."""
+    duplicate, active = history.plan_rolling(0, 3, [0], prepared)
+    ends = {item.id: 20 for item in history.ending_with(duplicate)}
+    longer = history.with_records(duplicate, active).with_sealed_ends(duplicate.epoch, ends)
+    return longer.with_sealed_ends(active.epoch, {item.id: 1 for item in longer.began_with(duplicate.epoch)})
 
 
 def key_that_lay(before: int, now: int) -> bytes:
@@ -127,6 +138,11 @@ def test_epochs_that_say_where_keys_have_lain_are_kept_as_long_as_something_is_l
     assert first_needed(gone, since_ms=1 << 50) > 0
     kept = without_epochs(gone, first_needed(gone, since_ms=1 << 50))
     assert check_chain(kept.records, kept.first) == []
+    late = rolled(away)
+    (duplicate,) = late.began_with(5)
+    gone = late.with_removed(item for item in late.segments() if not late.active.segment_ids & {item})
+    assert first_needed(gone, since_ms=1 << 50) > 0
+    assert first_needed(gone, since_ms=1 << 50, topics_left=[duplicate.id]) == 0, "something is left of a duplicate"
 
 
 # Readers
@@ -206,3 +222,69 @@ def test_a_key_that_has_come_back_lies_where_it_lay() -> None:
     course = KeyLineage.of(config, again, key)
     assert course.active == of(0)
     assert [stage.segment for stage in course.former] == [of(2)]
+
+
+class Logs:
+    """Records by partition, all of them committed."""
+
+    def __init__(self, logs: Mapping[Partition, list[LogRecord]]) -> None:
+        self.logs = logs
+
+    def ask(self, question: Question[T]) -> T:
+        return drive(question, self._answer)
+
+    def _answer(self, need: Need) -> Stretch | int | bool:
+        records = self.logs.get(need.place, [])
+        match need:
+            case EndOf():
+                return len(records)
+            case Read():
+                return Stretch(need.offset, need.to, records[need.offset : need.to], need.to, 0, NO_EPOCH)
+            case _:
+                return False  # no offsets are missing
+
+
+def test_a_write_is_found_where_its_key_lay() -> None:
+    moved, mark = key_that_lay(0, 2), b"a" * 16
+    record = LogRecord(0, 0, moved, b"", [(OPERATION_HEADER, mark)])
+    logs, tails = Logs({CONFIG.place(of(0)): [record]}), LineageTails(CONFIG.place)
+    for history in (GROWN, left(GROWN)):
+        course = KeyLineage.of(CONFIG, history, moved)
+        for since in (EMPTY, sn(0, 7), SN(sequence_id=7)):
+            assert logs.ask(tails.find(course, Token(mark, moved, since))) == [sn(0, 0)]
+        assert logs.ask(tails.find(course, Token(b"b" * 16, moved, EMPTY))) == []
+        assert course.base(of(0)) == 0, "a token that names its place is looked for there"
+        # What expects a record where the key lies now was written there.
+        assert logs.ask(tails.find(course, Token(mark, moved, sn(2, 0)))) == []
+
+
+@pytest.mark.parametrize("prepared", [{}, {0: SegmentId.of(PREPARED_FIRST, 3)}])
+def test_a_late_transaction_is_seen_where_it_is_merged_after_the_topic_was_left(
+    prepared: Mapping[int, SegmentId],
+) -> None:
+    moved, late = key_that_lay(0, 2), rolled(left(GROWN), prepared)
+    (duplicate,) = late.began_with(3)
+    course = KeyLineage.of(CONFIG, late, moved)
+    assert [stage.segment for stage in course.former] == [of(0), duplicate.id]
+    before, after = course.stages[-1], course.active
+    assert course.former_after(before.segment) == course.former[-1:]
+    assert course.former_after(after) == (), "beside what is active"
+    stays = key_that_lay(0, 0)
+    assert KeyLineage.of(CONFIG, late, stays).former == ()
+    logs = Logs({CONFIG.place(duplicate.id): [LogRecord(0, 0, moved, b"", [])]})
+    tails, base = LineageTails(CONFIG.place), late.graph.sequence_bases[duplicate.id]
+    merged = SN(DLSN(duplicate.id.epoch, duplicate.id.number, 0), None, base)
+    expected = sn(2, 3)
+    assert place_of(expected, course) == 3
+    for since in (None, 3):
+        last = logs.ask(tails.last(course, moved, 0, since))
+        assert last == merged
+        for item in (EMPTY, expected, last):
+            condition = Condition(item, Scope.KEY, moved)
+            assert not holds(condition, last, course.active_base, course)
+            assert "lay in 0, and" in why_moved(item, last, course)
+    # Once it was written where the key lies now, expectations hold.
+    logs.logs = {**logs.logs, CONFIG.place(after): [LogRecord(0, 0, moved, b"", [])]}
+    now = SN(DLSN(after.epoch, after.number, 0), None, course.active_base)
+    assert logs.ask(LineageTails(CONFIG.place).last(course, moved, 1)) == now
+    assert holds(Condition(now, Scope.KEY, moved), now, course.active_base + 1, course)

@@ -273,6 +273,17 @@ def test_a_topic_grows_again_and_again_and_can_be_left(scene: Scene) -> None:
     assert not scene.terms_ended
 
 
+def test_a_leave_with_segments_from_before_partitions_were_added_says_what_to_do(scene: Scene) -> None:
+    scene.world.grow(TOPIC)  # nobody has seen that
+    answer = scene.answered(scene.leave((1 / PARTITIONS,)))
+    assert answer.code == "invalid-ranges"
+    assert f"partitions were added to topic {TOPIC}" in answer.message
+    assert f"{PARTITIONS + 1} segments now" in answer.message
+    assert "nothing was sealed" in answer.message
+    assert scene.answered(scene.leave((1 / (PARTITIONS + 1),))).ok
+    assert not scene.terms_ended
+
+
 def test_a_topic_with_more_partitions_than_a_stream_can_have_goes_on_with_those_that_it_had(scene: Scene) -> None:
     real = scene.world.state_of
     scene.world.state_of = lambda name: replace(real(name), partitions=SEGMENTS_MAX + 1)  # type: ignore[method-assign]

@@ -510,20 +510,26 @@ class LineageTails:
             tail = self.of(stage)
             question = tail.last(end) if key is None else tail.last_of(key, start, end)
             found, is_gone = yield from self._asked(stage, course, question)
-            if found is not None:
-                return found
-            if start < end if is_gone else tail.truncated_at > start:
+            if found is None and (start < end if is_gone else tail.truncated_at > start):
                 return ANY
-            if since is not None and since >= stage.base:
-                return EMPTY
+            if found is not None or (since is not None and since >= stage.base):
+                later = (
+                    EMPTY
+                    if key is None
+                    else (yield from self._last_of(course.former_after(stage.segment), course, key))
+                )
+                return later if found is None or later != EMPTY else found
         if course.dropped_end > (0 if since is None else since + 1):
             return ANY
         return (yield from self.last_former(course, key)) if key is not None and since is None else EMPTY
 
     def last_former(self, course: KeyLineage, key: bytes) -> Question[SN]:
         """Return the SN of the last committed record with a key where it has lain before partitions were added."""
+        return (yield from self._last_of(course.former, course, key))
+
+    def _last_of(self, stages: Iterable[Stage], course: KeyLineage, key: bytes) -> Question[SN]:
         last = EMPTY
-        for stage in course.former:
+        for stage in stages:
             tail = self.of(stage)
             end: int = (yield EndOf(tail.place)) if stage.end is None else stage.end
             if stage.end is None:
@@ -556,12 +562,14 @@ class LineageTails:
     def find(self, course: KeyLineage, token: Token) -> Question[list[SN]]:
         """Return the SNs of a write's committed records, searching everything appended until now.
 
+        Also where the key has lain, unless a record is expected where it lies: what has met that was written there.
+
         Raises:
             TruncatedError: the write may have stood where records were truncated.
         """
         since = place_of(token.since, course)
         lost: TruncatedError | None = None
-        for stage in course.stages:
+        for stage in (*course.stages, *(course.former if since is None else ())):
             tail = self.of(stage)
             end: int = (yield EndOf(tail.place)) if stage.end is None else stage.end
             try:

@@ -169,7 +169,7 @@ def holds(condition: Condition, last: SN, upto: int, course: KeyLineage) -> bool
     expected = condition.expected
     if expected == ANY:
         return True
-    if has_moved(expected, course):
+    if has_moved(expected, course) or has_moved(last, course):
         return False
     place = place_of(expected, course)
     match condition.scope:
@@ -188,16 +188,17 @@ def holds(condition: Condition, last: SN, upto: int, course: KeyLineage) -> bool
             assert_never(never)
 
 
-def has_moved(expected: SN, course: KeyLineage) -> bool:
-    """Return whether a record is expected in a partition in which its key does not lie any more."""
-    return expected.dlsn is not None and course.is_former(expected.dlsn.segment)
+def has_moved(sn: SN, course: KeyLineage) -> bool:
+    """Return whether an SN is of a partition in which the key does not lie any more."""
+    return sn.dlsn is not None and course.is_former(sn.dlsn.segment)
 
 
 def why_moved(expected: SN, actual: SN, course: KeyLineage) -> str:
     """Return why a condition of a key that lies in another partition by now was refused, to follow that; else empty."""
     if not course.former or not (has_moved(expected, course) or has_moved(actual, course)):
         return ""
-    places = ", ".join(str(stage.segment.number) for stage in course.former)
+    numbers = [stage.segment.number for stage in course.former if not stage.segment.is_prepared]
+    places = ", ".join(map(str, dict.fromkeys(numbers)))
     return (
         f"; partitions were added to the topic since: the key lies in partition {course.active.number} now and lay in "
         f"{places}, and records of different partitions are in no order: look at it anew, and write it once without an "

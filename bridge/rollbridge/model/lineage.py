@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import takewhile
 
-from rollbridge.model.epochs import ON_TOPIC, EpochHistory
+from rollbridge.model.epochs import ON_TOPIC, EpochCause, EpochHistory
 from rollbridge.model.errors import InvalidRequestError, StreamRecreatedError, TruncatedError, UnavailableError
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.names import Partition, SegmentPlaces
@@ -73,8 +73,9 @@ class KeyLineage:
         dropped_end: The sequence id after the last record that may have stood in epochs which the history has dropped;
             0 if there was none.
         born_sequence: The first sequence id of this life of the stream; those below it are of former ones.
-        former: Other partitions of an adopted topic in which the key has lain before partitions were added. They go on
-            beside the active segment, so nothing in them is earlier or later than what stands there.
+        former: Other partitions of an adopted topic in which the key has lain before partitions were added, and the
+            duplicates of these, once the stream has left its topic. They go on beside the active segment, so nothing
+            in them is earlier or later than what stands there.
     """
 
     def __init__(self, history: EpochHistory, position: float, former: Iterable[SegmentId] = ()) -> None:
@@ -86,12 +87,7 @@ class KeyLineage:
         self._history = history
         self._position = position
         self.active = history.active.segment_at(position).id
-        base = history.graph.sequence_bases.get(self.active)
-        if base is None:
-            raise UnavailableError(
-                f"segment {self.active} continues one whose end is not known yet; try again; nothing was written"
-            )
-        self.active_base = base
+        self.active_base = self._base(self.active)
         self.dropped_end = 0 if history.foundation is None else history.foundation.end_at(position)
         self.born_sequence = history.born_sequence
         self.former = tuple(map(self._stage, former))
@@ -108,18 +104,32 @@ class KeyLineage:
         return tuple(self._stage(node.segment.id) for node in graph.key_lineage(self.active, self._position))
 
     def _stage(self, segment: SegmentId) -> Stage:
-        graph, removed = self._history.graph, self._history.removed
-        return Stage(segment, graph.sequence_bases[segment], graph.node(segment).sealed_end, segment in removed)
+        end, removed = self._history.sealed_end(segment), self._history.removed
+        return Stage(segment, self._base(segment), end, segment in removed)
+
+    def _base(self, segment: SegmentId) -> int:
+        base = self._history.graph.sequence_bases.get(segment)
+        if base is None:
+            raise UnavailableError(
+                f"segment {segment} continues one whose end is not known yet; try again; nothing was written"
+            )
+        return base
 
     def is_former(self, segment: SegmentId) -> bool:
         """Return whether the key has lain in a segment before partitions were added, and lies in another one now."""
         return any(stage.segment == segment for stage in self.former)
 
+    def former_after(self, segment: SegmentId) -> tuple[Stage, ...]:
+        """Return those of ``former`` that have begun after a segment of the lineage had ended."""
+        nodes = self._history.graph.nodes
+        ended = nodes[segment].successor_epoch
+        return tuple(item for item in self.former if ended is not None and nodes[item.segment].first >= ended)
+
     def base(self, segment: SegmentId) -> int | None:
-        """Return the first sequence id of a segment of this lineage; None for any other segment."""
+        """Return the first sequence id of a segment in which the key lies or has lain; None for any other segment."""
         if segment == self.active:
             return self.active_base
-        return next((stage.base for stage in self.stages if stage.segment == segment), None)
+        return next((stage.base for stage in (*self.stages, *self.former) if stage.segment == segment), None)
 
     def is_dropped(self, segment: SegmentId) -> bool:
         """Return True if a segment may have been of this lineage, in an epoch that the history has dropped."""
@@ -127,10 +137,26 @@ class KeyLineage:
 
 
 def former_segments(config: StreamConfig, history: EpochHistory, key: bytes | None) -> tuple[SegmentId, ...]:
-    """Return the partitions of an adopted topic in which a key lay before the last ones were added, and not since."""
+    """Return the partitions of an adopted topic in which a key lay before the last ones were added, and not since.
+
+    Also the duplicates of these: a transaction of before that is committed after the stream has left its topic is
+    merged into duplicates of the partitions for which it was written.
+    """
     partitioner = config.keys.partitioner
     if partitioner is None or key is None:
         return ()
-    on_topic = [item.segments for item in takewhile(lambda item: item.cause in ON_TOPIC, history.records)]
-    lay = [segments[native_partition(partitioner, key, len(segments))].id for segments in on_topic]
-    return tuple(item for item in dict.fromkeys(lay) if item != lay[-1])
+    on_topic = list(takewhile(lambda item: item.cause in ON_TOPIC, history.records))
+    lay = [native_partition(partitioner, key, len(item.segments)) for item in on_topic]
+    left = [number for number in dict.fromkeys(lay) if number != lay[-1]]
+    if not left:
+        return ()
+    last = on_topic[-1]
+    ranges = {last.segments[number].range for number in left}
+    duplicates = (
+        item.id
+        for record in history.records[len(on_topic) :]
+        if record.cause is EpochCause.ROLLING_TRANSACTIONS and record.reference_epoch == last.epoch
+        for item in history.began_with(record.epoch)
+        if item.range in ranges
+    )
+    return (*(last.segments[number].id for number in left), *duplicates)

@@ -174,11 +174,18 @@ def first_needed(
         named: Segments that are named somewhere.
     """
     gone = history.removed.difference(topics_left)
+    grown = {record.epoch for record in history.records if record.cause is EpochCause.GROWN}
+    duplicates = {
+        item.id
+        for record in history.records
+        if record.cause is EpochCause.ROLLING_TRANSACTIONS and record.reference_epoch in grown
+        for item in history.began_with(record.epoch)
+    }
     last = history.first
     for record in history.records[1:]:
         if record.sealed_ends is None or any(item.id not in gone for item in history.ended_with(record.epoch)):
             break
-        if record.cause is EpochCause.GROWN and not record.segment_ids <= gone:
+        if record.cause is EpochCause.GROWN and not record.segment_ids | duplicates <= gone:
             break  # the epochs before it say where keys have lain
         last = record.epoch
     if last - 1 <= history.first:

@@ -12,11 +12,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rollbridge.errors import ConflictError, StreamBusyError
+from rollbridge.errors import ConflictError, InvalidRangesError, StreamBusyError
 from rollbridge.model import paths
 from rollbridge.model.changes import EpochTransition
 from rollbridge.model.conditions import name_some
-from rollbridge.model.epochs import EpochHistory, EpochRecord
+from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
 from rollbridge.model.ids import SegmentId
 from rollbridge.model.keyspace import KeyRange, ranges_of
 from rollbridge.model.names import Partition
@@ -60,7 +60,16 @@ def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest
         seal, wanted = leaving(stream, request.seal, request.ranges)
         request = replace(request, seal=seal, ranges=wanted)
     ranges = ranges_of(request.ranges)
-    record, _, closed = _plan(stream, request.seal, ranges, now_ms)
+    try:
+        record, _, closed = _plan(stream, request.seal, ranges, now_ms)
+    except InvalidRangesError as fault:
+        if stream.history.active.cause is not EpochCause.GROWN:
+            raise
+        raise InvalidRangesError(
+            f"{fault}; partitions were added to topic {config.topic}, and have been taken in: there are "
+            f"{len(stream.history.active.segments)} segments now, with other ranges than before; repeat the request "
+            "with those that `stream describe` shows; nothing was sealed"
+        ) from fault
     check_segments(stream.config.name, len(record.segments), len(stream.history.active.segments))
     if (yield from _is_held(group, list(closed.values()), name, request, now_ms)):
         return
