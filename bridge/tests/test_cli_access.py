@@ -42,6 +42,7 @@ def test_a_gateway_needs_little(capsys: pytest.CaptureFixture[str]) -> None:
     document = json.loads(capsys.readouterr().out)
     assert [(item["name"], item["operations"], item["prefixed"]) for item in document] == [
         ("topics.shop_orders.transaction-buffer", ["Write"], False),
+        ("__transaction_buffer_topics.6a1a7c020defccc3", ["Write"], True),
         ("topics.default.commit-log", ["Read"], False),
         ("rollbridge", ["Describe"], True),
     ]

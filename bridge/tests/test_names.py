@@ -22,8 +22,10 @@ from rollbridge.model.names import (
     check_client_name,
     check_name,
     is_group_topic,
+    is_hidden,
     parse_qualified,
     parse_segment_topic,
+    scope_of,
     segment_topic_pattern,
 )
 
@@ -40,6 +42,23 @@ def test_names_of_one_segment() -> None:
         == "sales/orders/3/#epoch.2/#transaction.0001000000000000000000000000002a"
     )
     assert stream.buffer_topic() == "sales.orders.transaction-buffer"
+
+
+def test_the_buffer_of_an_adopted_topic_has_nothing_of_the_names_that_people_write() -> None:
+    stream = StreamName.of_topic("orders")
+    topic = stream.internal_buffer_topic()
+    assert topic == "__transaction_buffer_topics.1c168adb00d208e4"
+    assert stream.internal_buffer_topic(7) == f"{topic}.epoch-7"
+    assert "orders" not in topic
+    assert scope_of(topic) == "topics"
+
+
+@given(stream_names, stream_names, st.integers(0, 9), st.integers(0, 9))
+def test_a_stream_owns_its_buffers_and_no_others(stream: StreamName, other: StreamName, epoch: int, moves: int) -> None:
+    mine = [stream.buffer_topic(epoch, moves), stream.internal_buffer_topic(epoch)]
+    assert all(stream.owns_buffer(topic) and is_hidden(topic) for topic in mine)
+    assert any(other.owns_buffer(topic) for topic in mine) == (stream == other)
+    assert not stream.owns_buffer(f"{mine[1]}.epoch-x")
 
 
 def test_names_of_one_group() -> None:
@@ -271,6 +290,7 @@ def test_an_adopted_topic_is_not_ours_to_delete() -> None:
         (GroupName("sales").terminated_topic, True),
         ("sales.__transaction_buffer_snapshot_indexes", True),
         ("sales.orders.transaction-buffer.epoch-7", True),
+        (StreamName("sales", "orders").internal_buffer_topic(7), True),
         ("sales.orders.segment-0.epoch-0", False),
         ("orders", False),
     ],

@@ -10,6 +10,7 @@ from rollbridge.model.access import (
     compactor,
     coordinator,
     coordinator_operations,
+    gateway,
     previewer,
     reader,
     writer,
@@ -40,6 +41,21 @@ def test_a_writer_may_do_with_its_stream_what_it_has_to_and_nothing_with_others(
         StreamName("sales", "ledger").buffer_topic(),
         GroupName("sales", "other").commit_log_topic,
         GROUP.terminated_topic,
+    ):
+        assert allowed(rights, topic) == set()
+
+
+def test_rights_on_an_adopted_topic_reach_its_buffer_by_either_name() -> None:
+    stream, other = StreamName.of_topic("orders"), StreamName.of_topic("orders-archive")
+    rights = list(writer(stream, GroupName("topics"), (), "orders"))
+    for topic in (stream.buffer_topic(3), stream.internal_buffer_topic(), stream.internal_buffer_topic(3)):
+        assert allowed(rights, topic) == {"Read", "Write"}
+        assert "Write" in allowed(list(gateway(stream, GroupName("topics"), "orders")), stream.internal_buffer_topic(3))
+        assert coordinator_operations(topic) >= {"Create", "Delete", "Read", "Write"}
+    for topic in (
+        other.buffer_topic(),
+        other.internal_buffer_topic(),
+        StreamName("t", "orders").internal_buffer_topic(),
     ):
         assert allowed(rights, topic) == set()
 

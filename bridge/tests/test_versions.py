@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import pkgutil
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -60,13 +61,13 @@ class Format:
 
 
 def in_json(schema: str) -> tuple[bytes, bytes, bytes]:
-    """A node's golden record, one with a field more, and one of version 2."""
+    """A node's golden record, one with a field more, and one of a version that is not known."""
     today = (GOLDEN / f"{schema}.json").read_bytes().rstrip(b"\n")
     datum = json.loads(today)
     return (
         today,
         json.dumps({**datum, "field_of_2030": {"a": [1]}}).encode(),
-        json.dumps({"field_of_2030": 1, "version": 2}).encode(),
+        json.dumps({"field_of_2030": 1, "version": codec(schema).version + 1}).encode(),
     )
 
 
@@ -142,7 +143,8 @@ def test_every_schema_is_of_a_format_in_the_table() -> None:
     binary |= {"control_record", "terminated_transactions"}
     assert NODES.keys() | READERS.keys() | binary == set(NAMES)
     assert not NODES.keys() & (READERS.keys() | binary)
-    assert {codec(name).version for name in NAMES} == {1}, "a new version needs rows of its own here, and in the page"
+    newer = {name: codec(name).version for name in NAMES if codec(name).version > 1}
+    assert newer == {"stream": 2}, "a new version needs rows of its own here, and in the page"
 
 
 @pytest.mark.parametrize("item", [item for item in FORMATS if item.addition is not None], ids=lambda item: item.name)
@@ -157,7 +159,7 @@ def test_a_newer_version_is_refused_and_the_error_says_why(item: Format) -> None
         item.read(item.newer)
     assert caught.value.code in ("newer-format", "invalid-request")
     if item.error is NewerFormatError:
-        assert "knows 1" in str(caught.value) or "unknown" in str(caught.value)
+        assert re.search("knows [12] at most|knows 1|unknown", str(caught.value))
 
 
 @pytest.mark.parametrize(("front", "version"), [(b"\3", 2), (b"\5", 3)])

@@ -13,6 +13,7 @@ from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 
 from rollbridge.model.gateways import GATEWAYS_FROM
+from rollbridge.model.names import StreamName
 from rollbridge_gateway import wire
 from rollbridge_gateway.cluster import Gateway, View, chosen, chosen_broker, topic_id
 from rollbridge_gateway.versions import Api
@@ -82,6 +83,7 @@ def test_topics_of_ours_are_internal_and_those_of_others_are_not(key: Api, versi
     ours = [
         "topics.orders.transaction-buffer",
         "topics.orders.transaction-buffer.epoch-3",
+        StreamName.of_topic("orders").internal_buffer_topic(3),
         "topics.default.commit-log",
         "topics.__transaction_buffer_snapshot_indexes",
         "__terminated_txn_state_topics.default",

@@ -6,7 +6,8 @@ ZooKeeper are the same data as plain JSON, so that any ZooKeeper shell shows the
 Each schema has a ``version``. It rises when readers of the versions before would misunderstand a record; they refuse
 it then (:class:`NewerVersionError`). JSON carries it as a field of its own; binary records carry it in front, where
 each has a place for it (docs/protocol.md, "Versions and compatibility"). Fields are added without a new version: at
-the end, with a default and ``"added": true``. Who does not know them passes over them.
+the end, with a default and ``"added": true``. Who does not know them passes over them. A field in JSON that nobody may
+pass over has a version of its own (``since``), which records have that hold it; the others are read by everybody.
 """
 
 from __future__ import annotations
@@ -86,7 +87,11 @@ class SchemaCodec:
         text = resources.files(__name__).joinpath(f"{name}.avsc").read_text(encoding="utf-8")
         raw = json.loads(text)
         self.name = name
-        self.version: Final[int] = raw["version"]
+        self._since: Final[dict[str, int]] = {
+            field["name"]: field["since"] for field in raw["fields"] if "since" in field
+        }
+        self._base: Final[int] = raw["version"]
+        self.version: Final[int] = max([self._base, *self._since.values()])
         self.schema: Final = fastavro.parse_schema(raw)
         self._earlier: Final = _earlier_versions(raw)
         self._fill: Final = _record_filler(cast("Any", self.schema)["fields"], name)
@@ -146,7 +151,8 @@ class SchemaCodec:
         for name, default in self._sparse.items():
             if whole[name] == default:
                 del whole[name]
-        return json.dumps({VERSION_FIELD: self.version, **whole}, ensure_ascii=False).encode()
+        version = max([self._base, *(since for name, since in self._since.items() if name in whole)])
+        return json.dumps({VERSION_FIELD: version, **whole}, ensure_ascii=False).encode()
 
     def from_json(self, raw: bytes) -> Datum:
         """The record in plain JSON; fields that a newer version added are dropped, missing ones take their defaults.

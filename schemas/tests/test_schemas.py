@@ -179,8 +179,9 @@ def test_fields_with_defaults_may_be_missing_and_the_others_may_not(name: str) -
             expected = {**datum, field["name"]: field["default"]}
             assert codec(name).from_json(raw) == expected
             assert codec(name).decode(codec(name).encode(datum)) == expected
-            written = {VERSION_FIELD: 1, **(datum if field.get("sparse") else expected)}
-            assert json.loads(codec(name).to_json(datum)) == written
+            written = json.loads(codec(name).to_json(datum))
+            assert written.pop(VERSION_FIELD) == (1 if "since" in field else codec(name).version)
+            assert written == (datum if field.get("sparse") else expected)
         else:
             with pytest.raises(SchemaError, match=f"lacks '{field['name']}'"):
                 codec(name).from_json(raw)
@@ -227,11 +228,19 @@ def test_what_a_newer_version_adds_at_the_end_is_passed_over(name: str, added: b
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("version", [2, 3, 1 << 40])
-def test_a_version_that_is_not_known_is_refused_and_says_what_to_do(name: str, version: int) -> None:
-    raw = json.dumps({"field_of_2030": 1, VERSION_FIELD: version}).encode()
-    with pytest.raises(NewerVersionError, match=rf"schema {name} has version {version}, .* knows 1 at most: upgrade"):
+@pytest.mark.parametrize("ahead", [1, 2, 1 << 40])
+def test_a_version_that_is_not_known_is_refused_and_says_what_to_do(name: str, ahead: int) -> None:
+    known = codec(name).version
+    raw = json.dumps({"field_of_2030": 1, VERSION_FIELD: known + ahead}).encode()
+    said = rf"schema {name} has version {known + ahead}, .* knows {known} at most: upgrade"
+    with pytest.raises(NewerVersionError, match=said):
         codec(name).from_json(raw)
+
+
+def test_a_record_has_the_version_of_its_newest_field() -> None:
+    datum = golden_datum("stream")
+    assert json.loads(codec("stream").to_json(datum))[VERSION_FIELD] == 2
+    assert json.loads(codec("stream").to_json({**datum, "buffer": ""}))[VERSION_FIELD] == 1
 
 
 @pytest.mark.parametrize("version", ["0", "-1", "1.0", "true", '"1"', "null", "[]"])

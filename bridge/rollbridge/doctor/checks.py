@@ -679,7 +679,7 @@ def _orphaned(facts: ClusterFacts) -> Iterator[tuple[str, str]]:
     streams = {str(stream.config.name): stream for stream in facts.streams}
     known = {stream.config.buffer_topic for stream in facts.streams}
     # Which life of it is the present one cannot be read.
-    buffers = tuple(StreamName.parse(name).buffer_topic() for name in facts.unreadable)
+    unreadable = [StreamName.parse(name) for name in facts.unreadable]
     for group in facts.groups:
         scope = group.name.scope
         known |= {group.name.commit_log_topic, group.name.terminated_topic}
@@ -688,7 +688,7 @@ def _orphaned(facts: ClusterFacts) -> Iterator[tuple[str, str]]:
         try:
             name, segment = parse_segment_topic(topic)
         except InvalidNameError:
-            if topic not in known and not topic.startswith(buffers):
+            if topic not in known and not any(stream.owns_buffer(topic) for stream in unreadable):
                 yield topic, "belongs to a stream, group or scope that does not exist"
             continue
         stream = streams.get(str(name))

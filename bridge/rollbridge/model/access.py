@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from rollbridge.model.names import GroupName, StreamName, scope_of, snapshot_topic, terminated_topics
+from rollbridge.model.names import GroupName, StreamName, internal_buffers, scope_of, snapshot_topic, terminated_topics
 
 
 class Resource(StrEnum):
@@ -79,6 +79,7 @@ def previewer(
     """Yield the rights to read open transactions too, or committed ones one by one in commit order."""
     yield from _on(topic, "Read", why="read committed records")
     yield Right(Resource.TOPIC, _prefix(stream), ("Read",), "read segments, and the buffer for previews", prefixed=True)
+    yield from _on_buffer(stream, topic, "Read", why="read the buffer for previews")
     yield _outcomes(group)
     yield Right(
         Resource.TOPIC,
@@ -108,6 +109,7 @@ def writer(
         "write to segments and buffer; read, also to learn after a lost answer what was written",
         prefixed=True,
     )
+    yield from _on_buffer(stream, topic, "Read", "Write", why="write transactions, and preview them")
     yield Right(
         Resource.TRANSACTIONAL_ID, _prefix(stream), ("Write",), "conditional writes and synchronizers", prefixed=True
     )
@@ -130,6 +132,7 @@ def gateway(stream: StreamName, group: GroupName, topic: str = "") -> Iterator[R
     It needs none on an adopted topic, nor on consumer groups.
     """
     yield Right(Resource.TOPIC, stream.buffer_topic(), ("Write",), "write transactions")
+    yield from _on_buffer(stream, topic, "Write", why="write transactions")
     if not topic:
         yield Right(Resource.TOPIC, stream.virtual_topic, ("Describe",), "see whether brokers have a topic of its name")
     yield _outcomes(group)
@@ -146,6 +149,13 @@ def coordinator(scope: str, consumer_groups: Iterable[str] = (), topic: str = ""
         f"{scope}.",
         ("Create", "Delete", "Read", "Write", "AlterConfigs", "DescribeConfigs"),
         "make, read, merge, seal, truncate and delete topics",
+        prefixed=True,
+    )
+    yield Right(
+        Resource.TOPIC,
+        internal_buffers(scope),
+        ("Create", "Delete", "Read", "Write", "AlterConfigs", "DescribeConfigs"),
+        "make, read, truncate and delete the buffers of adopted topics",
         prefixed=True,
     )
     yield Right(
@@ -181,6 +191,11 @@ def coordinator_operations(topic: str) -> frozenset[str]:
 def _on(topic: str, *operations: str, why: str) -> Iterator[Right]:
     if topic:
         yield Right(Resource.TOPIC, topic, operations, why)
+
+
+def _on_buffer(stream: StreamName, topic: str, *operations: str, why: str) -> Iterator[Right]:
+    if topic:
+        yield Right(Resource.TOPIC, stream.internal_buffer_topic(), operations, why, prefixed=True)
 
 
 def _prefix(stream: StreamName) -> str:

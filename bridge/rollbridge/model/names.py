@@ -9,6 +9,8 @@ segment of a transaction        qualified ``scope/stream/N/#epoch.E/#transaction
 segment of an adopted topic     partition N of that topic, which keeps its name: see :class:`SegmentPlaces`
 transaction buffer of a stream  topic ``scope.stream.transaction-buffer``; of one that was deleted and created again
                                 ``scope.stream.transaction-buffer.epoch-E``, where E is its first epoch
+of one that has adopted a topic ``__transaction_buffer_scope.DIGEST``, with ``.epoch-E`` likewise: see
+                                :meth:`StreamName.internal_buffer_topic`
 commit log of a group           topic ``scope.group.commit-log``
 terminated transactions         topic ``__terminated_txn_state_scope.group``
 snapshots of a scope's buffers  topics ``scope.__transaction_buffer_snapshot_indexes`` and ``..._segments``, or
@@ -16,14 +18,15 @@ snapshots of a scope's buffers  topics ``scope.__transaction_buffer_snapshot_ind
 ==============================  ==============================================
 
 Everything that a client may write to starts with ``scope.stream.``, so a prefixed Kafka ACL gives a client one stream
-and no more; the topics that start with ``__`` are the coordinators' alone. Neither part of a name may hold a dot, so
-every topic name can be taken apart again.
+and no more; of the topics that start with ``__`` it may write to the buffers of its streams, and the others are the
+coordinators' alone. Neither part of a name may hold a dot, so what a topic is, its name tells.
 
 Source: PDP-24, "Fully qualified segment name".
 """
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -51,11 +54,13 @@ _DOTS: Final = frozenset((".", ".."))
 _TERMINATED: Final = "__terminated_txn_state_"
 _COMMIT_LOG: Final = ".commit-log"
 _BUFFER: Final = ".transaction-buffer"
+_INTERNAL_BUFFER: Final = "__transaction_buffer_"
 _SNAPSHOT: Final = ".__transaction_buffer_snapshot"
 _NUMBER = r"(0|[1-9][0-9]{0,9})"
 _SEGMENT_TOPIC = re.compile(rf"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+)\.segment-{_NUMBER}\.epoch-{_NUMBER}")
 _BUFFER_TOPIC = re.compile(
-    rf"([A-Za-z0-9_-]+)\.([A-Za-z0-9_-]+){re.escape(_BUFFER)}(?:\.epoch-{_NUMBER})?(?:\.move-{_NUMBER})?"
+    rf"(?:[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+{re.escape(_BUFFER)}(?:\.epoch-{_NUMBER})?(?:\.move-{_NUMBER})?"
+    rf"|{_INTERNAL_BUFFER}[A-Za-z0-9_-]+\.[0-9a-f]{{16}}(?:\.epoch-{_NUMBER})?)"
 )
 _QUALIFIED = re.compile(
     rf"([A-Za-z0-9_-]+)/([A-Za-z0-9_-]+)/{_NUMBER}/#epoch\.{_NUMBER}(?:/#transaction\.([0-9a-f]{{32}}))?"
@@ -139,6 +144,20 @@ class StreamName:
         topic = f"{self.scope}.{self.stream}{_BUFFER}"
         life = f"{topic}.epoch-{first_epoch}" if first_epoch else topic
         return f"{life}.move-{moves}" if moves else life
+
+    def internal_buffer_topic(self, first_epoch: int = 0) -> str:
+        """Return the Kafka topic of the transaction buffer of a life that began with adopting a topic.
+
+        Consumers subscribe to existing topics by patterns such as ``.*orders.*``, so the stream's name is not in it but
+        the first 64 bits of its SHA-256; mirrors and inspectors of clusters leave out what begins with ``__``.
+        """
+        topic = f"{internal_buffers(self.scope)}{hashlib.sha256(self.stream.encode()).hexdigest()[:16]}"
+        return f"{topic}.epoch-{first_epoch}" if first_epoch else topic
+
+    def owns_buffer(self, topic: str) -> bool:
+        """Return whether a topic has the name of a buffer of this stream, in whatever life."""
+        bases = self.buffer_topic(), self.internal_buffer_topic()
+        return is_buffer_topic(topic) and any(topic == base or topic.startswith(f"{base}.") for base in bases)
 
     def qualified(self, segment: SegmentId, transaction: TransactionId | None = None) -> str:
         """Return PDP-24's fully qualified name of a segment, or of a transaction's part of it."""
@@ -264,6 +283,11 @@ def snapshot_indexes_topic(scope: str) -> str:
     return f"{snapshot_topic(scope)}_indexes"
 
 
+def internal_buffers(scope: str) -> str:
+    """Return the prefix of the buffers of a scope's streams that have adopted topics."""
+    return f"{_INTERNAL_BUFFER}{scope}."
+
+
 def terminated_topics(scope: str) -> str:
     """Return the prefix of the topics of terminated transactions of a scope's groups."""
     return f"{_TERMINATED}{scope}."
@@ -271,7 +295,7 @@ def terminated_topics(scope: str) -> str:
 
 def scope_of(topic: str) -> str:
     """Return the scope that a topic of ours belongs to."""
-    return topic.removeprefix(_TERMINATED).partition(".")[0]
+    return topic.removeprefix(_TERMINATED).removeprefix(_INTERNAL_BUFFER).partition(".")[0]
 
 
 def is_compacted_topic(topic: str) -> bool:
@@ -284,12 +308,12 @@ def is_group_topic(topic: str) -> bool:
 
     No stream's segments lie in a topic with such a name, whoever has made it.
     """
-    return topic.endswith(_COMMIT_LOG) or is_compacted_topic(topic) or _BUFFER_TOPIC.fullmatch(topic) is not None
+    return topic.endswith(_COMMIT_LOG) or is_hidden(topic)
 
 
 def is_hidden(topic: str) -> bool:
     """Return whether nobody but rollbridge reads a topic, by its name alone; commit logs have names that others use."""
-    return is_compacted_topic(topic) or _BUFFER_TOPIC.fullmatch(topic) is not None
+    return is_compacted_topic(topic) or is_buffer_topic(topic)
 
 
 def is_internal(topic: str) -> bool:
@@ -403,21 +427,6 @@ def is_segment_topic(topic: str) -> bool:
 def is_buffer_topic(topic: str) -> bool:
     """Return whether a topic has the name of a transaction buffer."""
     return _BUFFER_TOPIC.fullmatch(topic) is not None
-
-
-def parse_buffer_topic(topic: str) -> tuple[StreamName, int]:
-    """Return whose buffer a topic is: the stream and its first epoch.
-
-    Raises:
-        InvalidNameError: the topic is no transaction buffer.
-    """
-    match = _BUFFER_TOPIC.fullmatch(topic)
-    if not match:
-        raise InvalidNameError(
-            f"topic {topic!r} is not a transaction buffer: scope.stream.transaction-buffer[.epoch-E][.move-M] is "
-            "expected"
-        )
-    return StreamName(match[1], match[2]), int(match[3] or 0)
 
 
 def parse_qualified(name: str) -> tuple[StreamName, SegmentId, TransactionId | None]:

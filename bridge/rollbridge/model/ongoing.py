@@ -19,7 +19,7 @@ from rollbridge.model import joins
 from rollbridge.model.frames import BeginFrame, PieceKey
 from rollbridge.model.ids import COUNT_MAX, OWNER_PART
 from rollbridge.model.mapper import Mapper, StoredAs
-from rollbridge.model.names import Partition, parse_buffer_topic
+from rollbridge.model.names import Partition, StreamName
 from rollbridge.model.pieces import BufferedTransaction, FrameRef, HeldFrames
 from rollbridge.model.savepoints import HeldSavepoint, StoredSavepoint
 from rollbridge.model.snapshots import Age, Snapshot, age_of, decode_all, partition_name, seal, unseal
@@ -61,8 +61,8 @@ def _columns(transaction: OngoingTransaction) -> Datum:
 def _frames_of(datum: Datum) -> HeldFrames:
     """Return the frames in the columns of a transaction, to which :func:`_transactions_of` has added the partition."""
     partition = datum["partition"]
-    home = str(parse_buffer_topic(partition[0])[0])
-    [place] = [place for place, item in enumerate(datum["streams"]) if item["stream"] == home]
+    streams = [StreamName.parse(item["stream"]) for item in datum["streams"]]
+    [place] = [place for place, stream in enumerate(streams) if stream.owns_buffer(partition[0])]
     counts = list(accumulate(datum["frame_counts"], initial=0))[1:]
     if max(counts, default=0) > COUNT_MAX:
         raise ValueError(f"a frame begins at record {max(counts)} of its part")

@@ -346,6 +346,8 @@ class StreamConfig(NodeRecord):
     kept_ms: int = FOREVER
     """How long the adopted topic keeps records, by their own times: its ``retention.ms``."""
     timestamps: RecordTimes = RecordTimes.WRITER
+    buffer: str = ""
+    """The topic of its buffer, if that is an internal one; earlier versions refuse such a stream."""
 
     @property
     def identity(self) -> str:
@@ -355,7 +357,7 @@ class StreamConfig(NodeRecord):
     @property
     def buffer_topic(self) -> str:
         """The Kafka topic of the transaction buffer, which no other life of the stream has used."""
-        return self.name.buffer_topic(self.first_epoch, self.moves)
+        return self.buffer or self.name.buffer_topic(self.first_epoch, self.moves)
 
     @property
     def was_moved(self) -> bool:
@@ -510,6 +512,8 @@ class ControllerEpoch(NodeRecord):
 
 SAVEPOINTS: Final = "savepoints"
 """What a coordinator knows that takes SAVEPOINT frames, hands them out, and lets owners go back to them."""
+INTERNAL_BUFFERS: Final = "internal-buffers"
+"""What a coordinator knows that leads streams whose records name the topic of their buffer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,7 +528,7 @@ class Coordinator(NodeRecord):
         lease_ms_max: The longest lease that it grants; 0 if it does not say.
         release: The version of rollbridge that it runs; empty before 0.2.0.
         page: Where its live page is, a URL; empty if it has none, or none that others reach.
-        knows: What clients ask for before they use it: :data:`SAVEPOINTS`.
+        knows: What others ask for before they use it: :data:`SAVEPOINTS`, :data:`INTERNAL_BUFFERS`.
         unreachable: Brokers of the cluster that it cannot reach, as people are told.
     """
 

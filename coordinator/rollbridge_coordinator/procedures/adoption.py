@@ -28,21 +28,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from rollbridge.errors import ConflictError, InvalidNameError, InvalidRequestError, NotFoundError
+from rollbridge.errors import ConflictError, InvalidNameError, InvalidRequestError, NewerFormatError, NotFoundError
 from rollbridge.model import paths
 from rollbridge.model.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_RECREATED, WATCHED, StreamFault
 from rollbridge.model.epochs import EpochHistory
 from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.names import StreamName, check_adoptable
+from rollbridge.model.names import TOPIC_NAME_MAX, StreamName, check_adoptable
 from rollbridge.model.partitioners import Partitioner
 from rollbridge.model.records import (
     FOREVER,
+    INTERNAL_BUFFERS,
     RECORD_BYTES_MAX_DEFAULT,
     SEGMENTS_MAX,
     CheckNode,
+    Coordinator,
     CreateNode,
     DeleteNode,
     NodeOperation,
@@ -60,11 +63,13 @@ from rollbridge_coordinator.state.effects import (
     EffectRefusedError,
     EnsureNodes,
     ReadCounter,
+    ReadNodes,
     SetTopicConfig,
     Steps,
     TopicIds,
     TopicState,
     Write,
+    read_children,
     read_node,
 )
 from rollbridge_coordinator.state.faults import StaleStateError
@@ -116,17 +121,21 @@ def _lacks(topic: str, what: str) -> InvalidRequestError:
 
 def adopted_stream(
     config: StreamConfig, request: AdminRequest, state: TopicState, now_ms: int, base: int
-) -> tuple[StreamConfig, EpochHistory]:
+) -> Steps[tuple[StreamConfig, EpochHistory]]:
     """Return settings and history of a stream over a topic as it is; ``base`` is where sequence ids begin.
 
     Partition numbers are those of Kafka, also where a former life of the stream has used them: they name the same
-    partitions.
+    partitions. The buffer has an internal name, unless a coordinator is there that would not lead the stream then.
     """
     check_segments(config.name, state.partitions)
     limits = TopicLimits.of(state.config)
+    buffer = config.name.internal_buffer_topic(config.first_epoch)
+    if len(buffer) > TOPIC_NAME_MAX or not (yield from _all_know(INTERNAL_BUFFERS)):
+        buffer = ""
     return (
         replace(
             config,
+            buffer=buffer,
             topic=request.topic,
             partitioner=str(Partitioner.parse(request.partitioner)),
             partitions=state.partitions,
@@ -137,6 +146,16 @@ def adopted_stream(
         ),
         EpochHistory.create(even_ranges(state.partitions), now_ms, config.first_epoch, base, 0),
     )
+
+
+def _all_know(what: str) -> Steps[bool]:
+    """Return whether all coordinators that are there know something; a newer one does."""
+    nodes = yield from ReadNodes([paths.coordinator(name) for name in (yield from read_children(paths.COORDINATORS))])
+    for raw in nodes.values():
+        with suppress(NewerFormatError):
+            if raw is not None and (not raw or what not in Coordinator.from_json(raw).knows):
+                return False
+    return True
 
 
 def kept_ms(config: Mapping[str, str]) -> int:

@@ -162,7 +162,7 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
     )
     claimed: list[NodeOperation] = []
     if topic is not None:
-        config, history = adopted_stream(config, request, topic, now_ms, former.sequence)
+        config, history = yield from adopted_stream(config, request, topic, now_ms, former.sequence)
     yield from _check_topic_name(config)
     if topic is not None:
         claimed = yield from claim(stream, request.topic)

@@ -33,7 +33,7 @@ from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model import paths
 from rollbridge.model.metrics import Sample
 from rollbridge.model.names import GroupName
-from rollbridge.model.records import SAVEPOINTS, Coordinator
+from rollbridge.model.records import INTERNAL_BUFFERS, SAVEPOINTS, Coordinator
 from rollbridge.serving.endpoint import Endpoint, Probe, ProcessSamples
 from rollbridge.version import __version__
 from rollbridge.zookeeper.errors import NodeExistsError
@@ -361,7 +361,7 @@ class Daemon:
             lease_ms_max=self._settings.limits.lease_ms_max,
             release=__version__,
             page=self._page_url,
-            knows=(SAVEPOINTS,),
+            knows=(SAVEPOINTS, INTERNAL_BUFFERS),
             unreachable=self._watch.unreachable,
         ).to_json()
 

@@ -20,7 +20,7 @@ from rollbridge.model.buffer import BufferFold
 from rollbridge.model.changes import CommittingTransactions, Merging, StreamChange
 from rollbridge.model.conditions import Obstacle
 from rollbridge.model.ids import GroupCounter, SegmentId, TransactionId
-from rollbridge.model.names import GroupName, Partition, is_segment_topic, parse_buffer_topic, parse_segment_topic
+from rollbridge.model.names import GroupName, Partition, is_segment_topic, parse_segment_topic
 from rollbridge.model.ongoing import FRAME_BYTES, TRANSACTION_BYTES, OngoingTransaction, OngoingTransactions
 from rollbridge.model.options import MIB, option
 from rollbridge.model.pieces import BufferedTransaction, savepoint_price
@@ -490,14 +490,8 @@ class GroupState:
         A stream may be deleted while something waits for its buffer.
         """
         positions = self.fold.positions
-        return not any(
-            positions.get(partition, 0) < offset and self._reads(partition) for partition, offset in barrier.items()
-        )
-
-    def _reads(self, partition: Partition) -> bool:
-        topic, _ = partition
-        stream = self.streams.get(str(parse_buffer_topic(topic)[0]))
-        return stream is not None and stream.config.buffer_topic == topic
+        behind = [partition for partition, offset in barrier.items() if positions.get(partition, 0) < offset]
+        return not behind or self.partitions().keys().isdisjoint(behind)
 
 
 # Records of open transactions
