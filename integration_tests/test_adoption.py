@@ -86,6 +86,39 @@ def test_a_topic_of_which_the_leader_has_not_heard_yet_is_adopted(
     assert f"topic {name} does not exist" in str(refused[0])
 
 
+def test_a_consumer_by_a_pattern_gets_the_adopted_topic_and_no_frames(
+    site: Site, client: rollbridge.Bridge, topic: str
+) -> None:
+    config = adopt(client, topic, partitioner="murmur2", check=False).config
+    open_one = client.begin(topic)
+    open_one.write(topic, KEYS[0], b"open")
+    open_one.flush()
+    with client.transaction(topic) as txn:
+        txn.write(topic, KEYS[0], b"committed")
+    assert any(TopicAdmin(site.cluster.bootstrap_servers).end_offsets([config.buffer_topic]).values())
+    consumer = Consumer(
+        {
+            "bootstrap.servers": site.cluster.bootstrap_servers,
+            "group.id": topic,
+            "auto.offset.reset": "earliest",
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.subscribe([f"^.*{topic}.*"])
+    values, ended = [], set()
+    while len(ended) < PARTITIONS:
+        message = consumer.poll(60)
+        assert message is not None
+        if message.error():
+            ended.add(message.partition())
+        else:
+            values.append(message.value())
+    assert {place.topic for place in consumer.assignment()} == {topic}
+    assert values == [b"committed"]
+    consumer.close()
+    open_one.abort()
+
+
 @pytest.mark.parametrize("by", ["librdkafka", "rollbridge"])
 def test_a_consumer_that_stores_offsets_itself_commits_what_it_was_handed_and_no_more(
     site: Site, client: rollbridge.Bridge, topic: str, by: str

@@ -58,7 +58,7 @@ from rollbridge_gateway.versions import Api
 ORDERS, SHOP = StreamName.parse("sales/orders"), StreamName.parse("sales/shop")
 GROUP = GroupName("sales")
 VIRTUAL, ADOPTED, SOURCE, HIDDEN = "sales.orders", "shop", "source", "hidden"
-BUFFERS = ORDERS.buffer_topic(), SHOP.buffer_topic()
+BUFFERS = ORDERS.buffer_topic(), SHOP.internal_buffer_topic()
 GATEWAY = "gateway-1"
 USERS = ("coordinator", "gateway", "alice", "bob", "carol")
 SECRET = "Hush-"
@@ -107,7 +107,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
         cluster.allow("coordinator", coordinator("sales", ["billing"], ADOPTED))
         cluster.allow("coordinator", [Right(Resource.TOPIC, SOURCE, ("Read",), "")])
         cluster.allow("gateway", rights_of_a_gateway(ORDERS, GROUP))
-        cluster.allow("gateway", rights_of_a_gateway(SHOP, GROUP))
+        cluster.allow("gateway", rights_of_a_gateway(SHOP, GROUP, ADOPTED))
         cluster.allow("alice", MAY_ALICE)
         cluster.allow("bob", MAY_BOB)
         cluster.allow("carol", MAY_CAROL)

@@ -25,6 +25,7 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import patient_client
 from integration_tests.coordinators import controller_epoch
+from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, end, eventually
 from rollbridge.errors import ClientFencedError, InvalidRequestError, NewerFormatError, TransactionAbortedError
 from rollbridge.kafka.topics import TopicAdmin
@@ -458,7 +459,7 @@ def test_a_coordinator_says_what_only_a_newer_release_can_read(party: Party) -> 
         party.stop("one")
         known = session.get(node)
         assert known is not None
-        newer = known.value.replace(b'{"version": 1', b'{"version": 2', 1)
+        newer = known.value.replace(b'{"version": 1', b'{"version": 3', 1)
         assert newer != known.value
         session.set(node, newer)
         buffer = TopicAdmin(party.cluster.bootstrap_servers)
@@ -468,7 +469,7 @@ def test_a_coordinator_says_what_only_a_newer_release_can_read(party: Party) -> 
         fault = metadata.stream_fault(StreamName.parse(stream))
         assert fault is not None
         assert fault.code == FORMAT_NEWER
-        assert "has version 2, and this release knows 1" in fault.reason
+        assert "has version 3, and this release knows 2" in fault.reason
         innocent = client.ask("begin", "innocent", other)
         client.ask("write", "innocent", other, 0, 3)
         client.ask("commit", "innocent")
@@ -586,6 +587,38 @@ def test_an_earlier_coordinator_commits_nothing_in_part_that_it_does_not_underst
         again.write(second, key=b"k", value=b"six")
         again.rollback_to(point)
         assert again.commit().records == 1
+
+
+def test_buffers_of_adopted_topics_get_internal_names_once_all_coordinators_know_them(
+    party: Party, released: str
+) -> None:
+    party.start("new", HEAD)
+    old, head = party.client("old-client", released), party.client("client", HEAD)
+    head.ask("create", f"{party.scope}/orders", 1)
+    party.await_leader("new")
+    party.start("old", released)
+    eventually(lambda: len(_coordinators(party)) == 2, "both are there")
+    topics = {name: f"{party.scope}.{name}" for name in ("before", "after")}
+    for topic in topics.values():
+        create_topic(party.cluster.bootstrap_servers, topic)
+    streams = {name: StreamName(party.scope, name) for name in topics}
+    head.ask("adopt", topics["before"], str(streams["before"]))
+    party.stop("old")
+    eventually(lambda: _coordinators(party) == ["new"], "the old one is gone")
+    head.ask("adopt", topics["after"], str(streams["after"]))
+    with party.metadata() as metadata:
+        buffers = {name: metadata.stream(stream).buffer_topic for name, stream in streams.items()}
+    assert buffers == {
+        "before": streams["before"].buffer_topic(),
+        "after": streams["after"].internal_buffer_topic(),
+    }
+    for name, client in (("before", old), ("before", head), ("after", head)):
+        client.ask("begin", name, str(streams[name]))
+        client.ask("write", name, str(streams[name]), 0, 3)
+        client.ask("commit", name)
+    refused = old.try_to("begin", "refused", str(streams["after"]))
+    assert refused["error"] == NewerFormatError.code
+    assert "has version 2, and this release knows 1 at most: upgrade it" in refused["says"]
 
 
 def _coordinators(party: Party) -> list[str]:

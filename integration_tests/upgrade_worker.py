@@ -31,6 +31,9 @@ class Worker:
     def create(self, stream: str, segments: int) -> None:
         self._b.admin.create_stream(stream, segments=segments)
 
+    def adopt(self, topic: str, stream: str) -> None:
+        self._b.admin.adopt_topic(topic, stream=stream, partitioner="murmur2", check=False)
+
     def begin(self, name: str, *streams: str) -> str:
         self._open[name] = self._b.begin(*streams, label=name)
         return str(self._open[name].id)
