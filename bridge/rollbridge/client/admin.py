@@ -339,12 +339,14 @@ class Admin:
 
     def _adopt(self, owner: GroupName, request: AdminRequest, timeout_s: float | None) -> None:
         """Ask for an adoption, again while the leader's broker may not have heard of the topic yet."""
-        patience, backoff = Deadline(NEWS_S), Backoff()
+        patience, backoff = None, Backoff()
         while True:
             try:
                 self._ask(owner, request, timeout_s)
                 return
             except NotFoundError as fault:
+                # From the first answer on: a group that is new has no leader yet.
+                patience = patience or Deadline(NEWS_S)
                 if type(fault) is not NotFoundError or patience.passed():
                     raise
             backoff.sleep(patience)
