@@ -105,7 +105,8 @@ def test_a_consumer_by_a_pattern_gets_the_adopted_topic_and_no_frames(
         }
     )
     consumer.subscribe([f"^.*{topic}.*"])
-    values, ended = [], set()
+    values: list[bytes | None] = []
+    ended: set[int | None] = set()
     while len(ended) < PARTITIONS:
         message = consumer.poll(60)
         assert message is not None

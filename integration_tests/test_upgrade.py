@@ -607,7 +607,8 @@ def test_buffers_of_adopted_topics_get_internal_names_once_all_coordinators_know
     eventually(lambda: _coordinators(party) == ["new"], "the old one is gone")
     head.ask("adopt", topics["after"], str(streams["after"]))
     with party.metadata() as metadata:
-        buffers = {name: metadata.stream(stream).buffer_topic for name, stream in streams.items()}
+        found = {name: metadata.stream(stream) for name, stream in streams.items()}
+    buffers = {name: config and config.buffer_topic for name, config in found.items()}
     assert buffers == {
         "before": streams["before"].buffer_topic(),
         "after": streams["after"].internal_buffer_topic(),

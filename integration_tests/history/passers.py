@@ -38,6 +38,9 @@ before, of the same producer id and epoch, is committed: that request is not sen
 SKIPPED: Final = "OUT_OF_ORDER_SEQUENCE_NUMBER: skipped sequence numbers"
 """What librdkafka says if an abort has purged records that it had sent once and was to send again: it goes on numbering
 behind them, which a broker refuses as well, and takes other numbers after another abort."""
+REMOVED: Final = "_DESTROY_BROKER"
+"""What librdkafka from 2.11 on says, and has its user abort for, if it takes a broker away that metadata name no more
+while a request to it is under way."""
 STUCK_S: Final = 10.0
 """By so much a call of librdkafka's overruns its time before it is given up, and its producer with it."""
 
@@ -125,6 +128,8 @@ class Librdkafka:
         try:
             self._producer.produce(topic, value, key, on_delivery=self._told)
         except KafkaException as fault:
+            if fault.args[0].code() == KafkaError._STATE:
+                self.end(commit=True)  # of a transaction that has failed, this says for what
             raise _refused(fault.args[0]) from fault
 
     def flush(self) -> None:
@@ -322,7 +327,8 @@ class _Passer:
         return _Life(self._make(self._task.bootstrap_servers, self._id, self._request_s, log))
 
     def _refused(self, what: str, fault: RefusedError) -> None:
-        self._book.note(Refusal(self._book.client, what, fault.code, time.monotonic_ns()).to_line())
+        if not fault.code.startswith((SKIPPED, REMOVED)):
+            self._book.note(Refusal(self._book.client, what, fault.code, time.monotonic_ns()).to_line())
         self._give_up()
 
     def _give_up(self) -> None:
@@ -394,7 +400,7 @@ class _Passer:
         try:
             producer.end(commit=commit)
         except RefusedError as fault:
-            is_foreseen = fault.code.startswith(SKIPPED) if commit else fault.code.startswith(ABORT_OF_NOTHING)
+            is_foreseen = fault.code.startswith((SKIPPED, REMOVED) if commit else ABORT_OF_NOTHING)
             if not is_foreseen:
                 refusal = Refusal(self._book.client, f"end of {asked.name}", fault.code, time.monotonic_ns())
                 self._book.note(refusal.to_line())
