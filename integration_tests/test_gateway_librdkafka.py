@@ -250,14 +250,29 @@ def test_offsets_have_the_metadata_and_leader_epochs_that_kafka_would_have_store
 
 
 def test_a_topic_without_a_stream_is_refused_at_once(gateway: GatewayProcess, topic: str) -> None:
-    faults: list[object] = []
+    refuses(gateway, topic)
+
+
+def test_a_topic_is_refused_where_there_is_no_stream_yet(
+    site: Site, topic: str, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    with Site(site.cluster, f"/{unique_name('empty')}", tmp_path) as empty:
+        servers = Servers(empty.cluster.bootstrap_servers, empty.cluster.zookeeper, empty.root)
+        with GatewayProcess(servers, "first", tmp_path) as gateway:
+            refuses(gateway, topic)
+
+
+def refuses(gateway: GatewayProcess, topic: str) -> None:
+    """Expect that a transaction's record is refused, and that the producer can go on."""
+    faults: list[KafkaError] = []
     producer = producer_of(gateway, f"stray-{topic}")
     producer.init_transactions(60)
     producer.begin_transaction()
     producer.produce(topic, value="x", on_delivery=lambda error, _: faults.append(error) if error else None)
     producer.flush(60)
-    with pytest.raises(KafkaException):
+    with pytest.raises(KafkaException) as raised:
         producer.commit_transaction(60)
+    assert raised.value.args[0].code() == KafkaError.TOPIC_EXCEPTION
     producer.abort_transaction(60)
     assert faults
 

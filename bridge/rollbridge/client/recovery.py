@@ -452,11 +452,9 @@ class Resumer:
         """Return a group; or those, of all, in which there are sessions of this client.
 
         Raises:
-            NotFoundError: there is no such group, or none at all.
+            NotFoundError: there is no such group, or no coordinator has ever served the ZooKeeper path.
         """
         found = self._inquiry.groups(GroupName.parse(group) if isinstance(group, str) else group)
-        if not found:
-            raise NotFoundError("there is no transaction group: no stream was ever created; nothing was done")
         return self._sessions.places(found) if group is None else found
 
     def arrived(self, transaction: TransactionId, timeout_s: float) -> ArrivedTransaction:
