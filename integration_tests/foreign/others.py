@@ -24,7 +24,7 @@ from rollbridge_devcluster.jars import default_cache
 SOURCES: Final = Path(__file__).parent
 _GO_MINOR_MIN: Final = 21
 """From Go 1.21 on an older Go fetches the one that a module asks for."""
-_MODULE: Final = ("go.mod", "go.sum")
+MODULE: Final = ("go.mod", "go.sum")
 
 
 def kafkajs() -> list[str]:
@@ -39,7 +39,7 @@ def node_program(source: Path) -> list[str]:
         pytest.skip("Node.js and npm are not installed")
 
     def install(folder: Path) -> None:
-        _run([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
+        output_of([npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"], folder)
 
     folder = _made("kafkajs", [SOURCES / "package.json", SOURCES / "package-lock.json"], install)
     return ["env", f"NODE_PATH={folder / 'node_modules'}", node, str(source)]
@@ -52,15 +52,15 @@ def franz() -> list[str]:
     def build(folder: Path) -> None:
         build_go(folder / "franz.go")
 
-    return [str(_made("franz", [SOURCES / name for name in (*_MODULE, "franz.go")], build) / "franz")]
+    return [str(_made("franz", [SOURCES / name for name in (*MODULE, "franz.go")], build) / "franz")]
 
 
 def build_go(source: Path) -> list[str]:
     """Build a program that needs franz-go, beside its source; return the command that runs it. Skips as above."""
-    for name in _MODULE:
+    for name in MODULE:
         if not (source.parent / name).exists():
             shutil.copy(SOURCES / name, source.parent)
-    _run([go_command(), "build", "-o", source.stem, source.name], source.parent)
+    output_of([go_command(), "build", "-o", source.stem, source.name], source.parent)
     return [str(source.with_suffix(""))]
 
 
@@ -114,6 +114,8 @@ def made(name: str, content: bytes, make: Callable[[Path], None]) -> Path:
     return folder
 
 
-def _run(command: Sequence[str], folder: Path) -> None:
+def output_of(command: Sequence[str], folder: Path) -> str:
+    """Return what a command prints that runs in a folder; whatever keeps it from success fails the test."""
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=4 * PATIENCE_S)
     assert done.returncode == 0, done.stderr
+    return done.stdout
