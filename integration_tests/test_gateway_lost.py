@@ -15,8 +15,9 @@ from integration_tests.foreign.java import CLIENTS, JavaError, JavaProducer
 from integration_tests.foreign.others import franz
 from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic
-from integration_tests.patience import eventually
+from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.test_gateway_librdkafka import producer_of, values
+from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.model.ids import TransactionId
 from rollbridge_gateway.identity import Pair, client_name
 
@@ -103,6 +104,30 @@ def test_librdkafka_goes_on(site: Site, client: rollbridge.Bridge, gateway: Gate
     producer.produce(topic, "kept")
     producer.commit_transaction(60)
     assert committed(site, topic) == {b"kept": 1}
+
+
+def test_a_topic_that_is_deleted_costs_its_transaction_and_not_its_producer(
+    site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, topic: str
+) -> None:
+    other = f"{topic}-other"
+    create_topic(site.cluster.bootstrap_servers, other)
+    adopt(client, other)
+    producer = producer_of(gateway, topic)
+    producer.init_transactions(60)
+    producer.begin_transaction()
+    producer.produce(topic, "lost")
+    producer.produce(other, "lost with it")
+    assert producer.flush(60) == 0
+    TopicAdmin(site.cluster.bootstrap_servers).delete_topics([topic])
+    with pytest.raises(KafkaException) as refused:
+        producer.commit_transaction(PATIENCE_S)
+    error = refused.value.args[0]
+    assert error.txn_requires_abort(), error
+    producer.abort_transaction(60)
+    producer.begin_transaction()
+    producer.produce(other, "kept")
+    producer.commit_transaction(60)
+    assert committed(site, other) == {b"kept": 1}
 
 
 @pytest.mark.long

@@ -68,14 +68,14 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
     if topic is None:
         yield problem(
             TOPIC_DELETED,
-            f"{who} was deleted: transactions wait, and can be aborted",
+            f"{who} was deleted: commits end as aborted",
             f"end its transactions; then rollbridge stream release {config.topic}",
         )
     elif topic.topic_id != config.topic_id:
         yield problem(
             TOPIC_RECREATED,
             f"{who} was deleted and created again (its id is {topic.topic_id}, and was {config.topic_id}): "
-            "transactions wait, and can be aborted",
+            "commits end as aborted",
             _anew(config.topic),
         )
     elif topic.partitions > SEGMENTS_MAX:

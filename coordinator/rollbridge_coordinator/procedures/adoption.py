@@ -13,7 +13,7 @@ what has happened      answer
 settings were changed  the new limits are put on record, and writers honour them from then on
 partitions were added  they are taken in: an epoch that has grown from the present one puts keys where the partitioner
                        puts them from then on, and what is open goes on in it
-topic is deleted       the error state ``topic-deleted``: commits wait, can be aborted, and the topic can be released
+topic is deleted       the error state ``topic-deleted``: commits end as aborted, and the topic can be released
 markers do not fit     the error state ``topic-closed``: ``max.message.bytes`` is below the size of Kafka's markers, so
                        commits wait until it is not
 topic was made anew    the error state ``topic-recreated``, with the same consequences
@@ -57,7 +57,7 @@ from rollbridge.model.records import (
 )
 from rollbridge.model.requests import AdminRequest
 from rollbridge.model.scaling import ScalingPolicy
-from rollbridge_coordinator.procedures.refusals import hide_fault, show_fault, unsealed_fault
+from rollbridge_coordinator.procedures.refusals import hide_fault, refuse_lost, show_fault, unsealed_fault
 from rollbridge_coordinator.state.effects import (
     DescribeTopics,
     EffectRefusedError,
@@ -344,14 +344,15 @@ def _judge(group: GroupState, stream: LedStream, state: TopicState | None, now_m
         return
     if group.is_suspended(name):
         return  # it waits anyway, half way to topics of its own
-    if known is not None and known.code == code:
-        return
     reason = f"topic {config.topic} {_difference(config, state)}; {_remedy(code)}"
-    fault = StreamFault(reason, code, config.topic, now_ms)
-    group.faults.restore(name, fault)
-    group.faults.news.append(f"stream {name}: {reason}")
-    group.counts["stream_faults"] += 1
-    yield from show_fault(group, name, fault)
+    if known is None or known.code != code:
+        fault = StreamFault(reason, code, config.topic, now_ms)
+        group.faults.restore(name, fault)
+        group.faults.news.append(f"stream {name}: {reason}")
+        group.counts["stream_faults"] += 1
+        yield from show_fault(group, name, fault)
+    if group.faults.is_lost(name):
+        refuse_lost(group, name, reason, now_ms)
 
 
 def fault_code(config: StreamConfig, state: TopicState | None) -> str | None:

@@ -353,6 +353,16 @@ def give_up_waiting(group: GroupState, now_ms: int) -> None:
             refuse_waiting(group, transaction, name, now_ms)
 
 
+def refuse_lost(group: GroupState, stream: str, reason: str, now_ms: int) -> None:
+    """Decide that the transactions end as aborted whose commits wait for a stream that has lost its topic for good.
+
+    Only for who has just looked: an earlier leader may have asked a broker that had not heard of the topic.
+    """
+    for transaction in list(group.fold.decided.values()):
+        if group.waits_for(transaction) == stream and not group.is_rolling(transaction):
+            refuse(group, transaction, f"stream {stream} has lost its topic: {reason}", now_ms)
+
+
 def refuse_waiting(group: GroupState, transaction: BufferedTransaction, stream: str, now_ms: int) -> None:
     """Decide that a transaction ends as aborted whose lease has run out while a stream was in an error state."""
     fault = group.faults.get(stream)
