@@ -63,7 +63,7 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     94: ("gateway/rollbridge_gateway/expiry.py: is_due sweep",),
     96: ("gateway/rollbridge_gateway/departures.py: Departures ToldDepartures",),
     97: ("coordinator/rollbridge_coordinator/procedures/requests.py: put_question _delete",),
-    98: ("coordinator/rollbridge_coordinator/state/group.py: GroupState.is_folded GroupState._reads",),
+    98: ("coordinator/rollbridge_coordinator/state/group.py: GroupState.is_folded",),
     99: (
         "coordinator/rollbridge_coordinator/procedures/unled.py: load_streams buffer_fault _load _exclude",
         "coordinator/rollbridge_coordinator/state/faults.py: Suspects",
