@@ -204,7 +204,7 @@ def test_a_hundred_thousand_ids_are_forgotten_and_hold_nobody_up(
     for at in ALL_BUCKETS:
         session.ensure(f"{paths.GATEWAY_IDS}/{at}")
     wanted = set(names)
-    entries = [Entry(name, first_pair(at, is_known=False), 60_000) for at, name in enumerate(names)]
+    entries = [Entry(name, first_pair(name, at, is_known=False), 60_000) for at, name in enumerate(names)]
     nodes = [CreateNode(paths.gateway_id(client_name(entry.transactional_id)), entry.encode()) for entry in entries]
     batches = [nodes[first : first + 500] for first in range(0, len(nodes), 500)]
     assert not any(session.multi_pipelined(batches))

@@ -34,7 +34,7 @@ from rollbridge.kafka.batches import (
     Compression,
     RawBatch,
     check_crc,
-    check_numbering,
+    checked_times,
     compressed,
     finished,
     framed_parts,
@@ -167,13 +167,12 @@ def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) 
         )
     plain = uncompressed(header, batch, limit_bytes=DECOMPRESSED_BYTES_MAX)
     _check_count(header, plain)
-    check_numbering(plain)
-    limits = target.limits
+    limits, times = target.limits, checked_times(plain)
+    for timestamp in times:
+        _check_time(limits, timestamp)
     fits = len(plain) + _GROWTH_BYTES <= min(limits.batch_bytes, limits.record_bytes_max)
     if target.is_partitioned and fits and not target.is_each and not limits.needs_key:
-        for timestamp in {header.base_timestamp, header.max_timestamp}:
-            _check_time(limits, timestamp)
-        return [_passed(header, plain, partition, author)]
+        return [_passed(header, plain, partition, author, times[1])]
     return _routed(header, plain, partition, target, author)
 
 
@@ -187,7 +186,9 @@ def _check_time(limits: RecordLimits, timestamp: int) -> None:
 # Passed
 
 
-def _passed(header: BatchHeader, plain: RawBatch, partition: int, author: BatchAuthor) -> CarriedFrame:
+def _passed(
+    header: BatchHeader, plain: RawBatch, partition: int, author: BatchAuthor, max_timestamp: int
+) -> CarriedFrame:
     count = header.record_count
     run = pack_run(author.transaction, author.base + author.first, count, b"\1" * (count - 1))
     own = b"".join((_OWN, encode_long(len(run)), run))
@@ -202,7 +203,7 @@ def _passed(header: BatchHeader, plain: RawBatch, partition: int, author: BatchA
         codec=codec,
         count=count,
         base_timestamp=header.base_timestamp,
-        max_timestamp=header.max_timestamp,
+        max_timestamp=max_timestamp,
     )
     return CarriedFrame(partition, frame, author.first, author.first + count - 1, count)
 
@@ -284,7 +285,6 @@ def _routed(
     locate, seed, pack, key_of, base = bisect_right, HASH_SEED, HEADER_VALUE.pack, author.transaction, author.base
     fixed = partition if target.is_partitioned else None
     keyless = partition % target.segments
-    is_timed = limits.adopted is not None
     slots: dict[int, _OpenBatch] = {}
     frames: list[CarriedFrame] = []
     count = author.first
@@ -297,8 +297,6 @@ def _routed(
                 raise _named_like_ours()
         else:
             given = []
-        if is_timed:
-            _check_time(limits, timestamp)
         if fixed is not None:
             at = fixed
         elif key is None:

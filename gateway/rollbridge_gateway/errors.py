@@ -190,9 +190,9 @@ _FENCED_SINCE: Final[Mapping[int, int]] = {
     Api.ADD_PARTITIONS_TO_TXN: 2,
     Api.ADD_OFFSETS_TO_TXN: 2,
     Api.END_TXN: 2,
-    Api.TXN_OFFSET_COMMIT: 3,
+    Api.TXN_OFFSET_COMMIT: 1 << 15,
 }
-"""Versions from which PRODUCER_FENCED is known; before, it is INVALID_PRODUCER_EPOCH."""
+"""Versions from which PRODUCER_FENCED is told, as by a broker; before, it is INVALID_PRODUCER_EPOCH."""
 _ABORTABLE_SINCE: Final[Mapping[int, int]] = {
     Api.PRODUCE: 11,
     Api.INIT_PRODUCER_ID: 5,

@@ -6,7 +6,8 @@ does, and what is too long then is ``@h.`` with a hash: no escape begins like th
 
 A pair names a producer for as long as it lives; with transactions v2 it names one transaction. It stands in the label
 of the transaction, where every gateway finds it. Producer ids have bit 62 set: brokers count theirs from 0 in blocks of
-a thousand, so none of ours is ever one of theirs.
+a thousand, so none of ours is ever one of theirs. Their last 16 bits are a hash of the transactional id: a producer id
+of another one is told apart from one that is over, as by a broker.
 
 Source: KIP-360 and KIP-890 for pairs; Kafka's ``TransactionMetadata`` for the exhaustion of epochs.
 """
@@ -29,7 +30,8 @@ NO_EPOCH: Final = -1
 TRANSACTIONAL_ID_BYTES_MAX: Final = 32_767
 """Kafka's limit of a string."""
 _OURS: Final = gateways.FIRST_PRODUCER_ID
-_RANDOM: Final = _OURS - 1
+_MARK: Final = (1 << 16) - 1
+_RANDOM: Final = _OURS - 1 - _MARK
 _NAME_MAX: Final = 128
 _NAMES_KEPT: Final = 4_096
 """Of how many ids the name is remembered, as each request of a producer needs it."""
@@ -115,19 +117,31 @@ def is_ours(producer_id: int) -> bool:
     return _OURS <= producer_id < _OURS << 1
 
 
-def first_pair(random: int, *, is_known: bool) -> Pair:
+def is_of(producer_id: int, transactional_id: str) -> bool:
+    """Return whether gateways may have handed out a producer id for a transactional id."""
+    return is_ours(producer_id) and producer_id & _MARK == _mark(transactional_id)
+
+
+@lru_cache(maxsize=_NAMES_KEPT)
+def _mark(transactional_id: str) -> int:
+    raw = transactional_id.encode("utf-8", "surrogatepass")
+    return int.from_bytes(hashlib.blake2b(raw, digest_size=2).digest(), "big")
+
+
+def first_pair(transactional_id: str, random: int, *, is_known: bool) -> Pair:
     """Return the pair of a producer that starts.
 
     Args:
+        transactional_id: Its transactional id.
         random: At least 62 random bits.
         is_known: Whether the transactional id was used before. Epoch 0 says that it was not: Flink stops to probe for
             lingering transactions there.
     """
-    return Pair(_OURS | random & _RANDOM, int(is_known))
+    return Pair(_OURS | random & _RANDOM | _mark(transactional_id), int(is_known))
 
 
 def next_pair(pair: Pair, random: int) -> Pair:
     """Return the pair after this one: the next epoch, or another producer id if there is none."""
     if pair.epoch >= EPOCH_MAX:
-        return first_pair(random, is_known=True)
+        return Pair(_OURS | random & _RANDOM | pair.producer_id & _MARK, 1)
     return Pair(pair.producer_id, pair.epoch + 1)

@@ -31,7 +31,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 from rollbridge.errors import GroupMismatchError, InvalidRequestError, NotFoundError
 from rollbridge.model.errors import PortableError
 from rollbridge_gateway.entries import Entry
-from rollbridge_gateway.identity import EPOCH_MAX, NOBODY, Pair, first_pair, is_ours, pair_of
+from rollbridge_gateway.identity import EPOCH_MAX, NOBODY, Pair, first_pair, is_of, pair_of
 from rollbridge_gateway.producers import (
     ABORTED_BY_PRODUCER,
     UNACKNOWLEDGED,
@@ -302,7 +302,7 @@ def start(
         former: Pair that the producer has from before the id was forgotten; it may ask with it again.
     """
     entry = held.entry
-    pair = first_pair(random, is_known=entry is not None)
+    pair = first_pair(transactional_id, random, is_known=entry is not None)
     fresh = Entry(
         transactional_id,
         pair,
@@ -431,6 +431,8 @@ def _take(held: Held, item: Incoming) -> Procedure[None]:
 
 
 def _is_repeated(held: Held, item: Incoming) -> bool:
+    if held.producer is None or item.pair.producer_id != held.producer.pair.producer_id:
+        return False
     verdict = held.sequences.judge(item.where, item.pair.epoch, item.first, item.records)
     return verdict is SequenceVerdict.DUPLICATE
 
@@ -545,7 +547,15 @@ def _decide(held: Held, request: Request, pair: Pair) -> Procedure[tuple[Produce
     producer = held.producer
     if producer is None or (producer.decide(request, pair) is Step.STALE and _may_be_later(producer, pair)):
         producer = yield from _look_up(held, pair)
-    return producer, producer.decide(request, pair)
+    step = producer.decide(request, pair)
+    if step is Step.STALE and request is not Request.RENEW and held.entry is not None:
+        _check_handed_out(held.entry, pair)
+    return producer, step
+
+
+def _check_handed_out(entry: Entry, pair: Pair) -> None:
+    if not is_of(pair.producer_id, entry.transactional_id):
+        raise UnknownProducerError(f"{pair} was never handed out for this transactional id")
 
 
 def _may_be_later(producer: ProducerState, pair: Pair) -> bool:
@@ -566,15 +576,17 @@ def _look_up(held: Held, pair: Pair) -> Procedure[ProducerState]:
         held.producer, _ = yield from _find(held, newest, entry.previous)
         return held.producer
     if pair.producer_id != newest.producer_id or pair.epoch < newest.epoch:
-        if is_ours(pair.producer_id):
-            raise RefusedError(Step.STALE, f"{pair} is over: {newest} is the newest producer of this transactional id")
-        raise UnknownProducerError(f"{pair} was handed out by no gateway")
+        _check_handed_out(entry, pair)
+        raise RefusedError(Step.STALE, f"{pair} is over: {newest} is the newest producer of this transactional id")
     previous = entry.previous
     if pair != newest:
         before = Pair(pair.producer_id, pair.epoch - 1)
         known, _, _ = yield FindLabel(before.label)
         previous = _previous(before, known)
         if previous is None and (yield FindLabel(pair.label))[0] is KnownEnd.NONE:
+            if held.producer is not None and held.producer.pair.producer_id == pair.producer_id:
+                yield from _record(held, entry)  # fails if another gateway has held the id since it was known here
+                raise RefusedError(Step.STALE, f"{pair} was not handed out yet: {held.producer.pair} is the newest")
             raise UnknownProducerError(f"{pair} was handed out by no gateway, as far as is remembered")
     producer, _ = yield from _find(held, pair, previous)
     has_ended = producer.state in (ProducerPhase.COMMITTED, ProducerPhase.ABORTED, ProducerPhase.LOST)

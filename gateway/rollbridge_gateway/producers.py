@@ -93,7 +93,7 @@ _S, _R = ProducerPhase, Request
 
 TABLE: Final[Mapping[tuple[ProducerPhase, Request], Step]] = {
     (_S.EMPTY, _R.ADD): Step.BEGIN,
-    (_S.EMPTY, _R.WRITE_V1): Step.INVALID,
+    (_S.EMPTY, _R.WRITE_V1): Step.ABORTABLE,
     (_S.EMPTY, _R.WRITE_V2): Step.BEGIN,
     (_S.EMPTY, _R.COMMIT_V1): Step.INVALID,
     (_S.EMPTY, _R.ABORT_V1): Step.DONE,
@@ -126,7 +126,7 @@ TABLE: Final[Mapping[tuple[ProducerPhase, Request], Step]] = {
     (_S.ABORTING, _R.RENEW): Step.ABORT_RENEW,
     # With v1 the next transaction has the same pair. With v2 the end was answered with the next one.
     (_S.COMMITTED, _R.ADD): Step.BEGIN,
-    (_S.COMMITTED, _R.WRITE_V1): Step.INVALID,
+    (_S.COMMITTED, _R.WRITE_V1): Step.ABORTABLE,
     (_S.COMMITTED, _R.WRITE_V2): Step.STALE,
     (_S.COMMITTED, _R.COMMIT_V1): Step.DONE,
     (_S.COMMITTED, _R.ABORT_V1): Step.INVALID,
@@ -134,7 +134,7 @@ TABLE: Final[Mapping[tuple[ProducerPhase, Request], Step]] = {
     (_S.COMMITTED, _R.ABORT_V2): Step.INVALID,
     (_S.COMMITTED, _R.RENEW): Step.RENEW,
     (_S.ABORTED, _R.ADD): Step.BEGIN,
-    (_S.ABORTED, _R.WRITE_V1): Step.INVALID,
+    (_S.ABORTED, _R.WRITE_V1): Step.ABORTABLE,
     (_S.ABORTED, _R.WRITE_V2): Step.STALE,
     (_S.ABORTED, _R.COMMIT_V1): Step.INVALID,
     (_S.ABORTED, _R.ABORT_V1): Step.DONE,
@@ -170,8 +170,10 @@ class Previous(NamedTuple):
 _REPEATS: Final[Mapping[tuple[PairEnd, Request], Step]] = {
     (PairEnd.COMMIT, _R.COMMIT_V2): Step.DONE,
     (PairEnd.COMMIT, _R.ABORT_V2): Step.INVALID,
+    (PairEnd.COMMIT, _R.RENEW): Step.DONE,
     (PairEnd.ABORT, _R.COMMIT_V2): Step.INVALID,
     (PairEnd.ABORT, _R.ABORT_V2): Step.DONE,
+    (PairEnd.ABORT, _R.RENEW): Step.DONE,
     (PairEnd.RENEWED, _R.RENEW): Step.DONE,
 }
 """Requests with the previous pair that are not simply stale: their answers were lost."""

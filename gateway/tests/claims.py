@@ -25,9 +25,20 @@ SMALLEST: Final = bytes((12, 0, 0, 0, 1, 1, 0))
 """A record of seven bytes: neither key nor value, and no headers."""
 
 
-def record(number: int, value: bytes = b"v", *, size: int | None = None, headers: int = 0, tail: bytes = b"") -> bytes:
-    """A record, which may claim another size, and more headers than it has."""
-    body = b"".join((b"\0\0", encode_long(number), b"\1", encode_long(len(value)), value, encode_long(headers), tail))
+def record(
+    number: int,
+    value: bytes = b"v",
+    *,
+    after_ms: int = 0,
+    key: bytes | None = None,
+    size: int | None = None,
+    headers: int = 0,
+    tail: bytes = b"",
+) -> bytes:
+    """A record, so long after its batch's first time, which may claim another size, and more headers than it has."""
+    named = b"\1" if key is None else encode_long(len(key)) + key
+    head = b"".join((b"\0", encode_long(after_ms), encode_long(number), named))
+    body = b"".join((head, encode_long(len(value)), value, encode_long(headers), tail))
     return encode_long(len(body) if size is None else size) + body
 
 

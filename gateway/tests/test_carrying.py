@@ -20,6 +20,7 @@ from rollbridge.kafka.batches import (
     compressed,
     framed,
     is_frame,
+    parse_header,
     read_records,
     stamp,
     validate_frame,
@@ -29,7 +30,7 @@ from rollbridge.model.attribution import RECORD_HEADER, unpack_run
 from rollbridge.model.ids import TransactionId
 from rollbridge.model.keyspace import HASH_SEED
 from rollbridge.model.records import TopicLimits
-from rollbridge_gateway.carrying import BatchAuthor, MissingPartitionError, Target, carry, check_batch
+from rollbridge_gateway.carrying import BatchAuthor, MissingPartitionError, Target, TimestampError, carry, check_batch
 from rollbridge_gateway.identity import Pair
 
 TXN = TransactionId.of(3, 5)
@@ -218,3 +219,24 @@ def test_other_batches_are_not_taken(transactional: bool) -> None:
     )  # fmt: skip
     with pytest.raises(InvalidRequestError):
         check_batch(batch)
+
+
+@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.parametrize("codec", [0, 1, 3, 4])
+def test_the_time_of_each_record_counts_and_not_the_headers(codec: int, each: bool) -> None:
+    hour_ms = 3_600_000
+    taking, author = (
+        target(passed=True, each=each, before_ms=hour_ms, after_ms=hour_ms),
+        BatchAuthor(TXN.bytes, 1_000, 0),
+    )
+
+    def made(after_ms: int, told_ms: int) -> bytes:
+        records = claims.record(0) + claims.record(1, after_ms=after_ms) + claims.record(2)
+        return claims.batch(Pair(1 << 62, 4), records, 3, codec=codec, times=(NOW_MS, NOW_MS + told_ms))
+
+    for after_ms in (2 * hour_ms, -2 * hour_ms):
+        with pytest.raises(TimestampError):
+            carry(made(after_ms, 0), 0, taking, author)
+    for told_ms in (2 * hour_ms, -2 * hour_ms):
+        [frame] = carry(made(5, told_ms), 0, taking, author)
+        assert parse_header(frame.batch).max_timestamp == NOW_MS + 5

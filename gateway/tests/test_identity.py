@@ -14,6 +14,7 @@ from rollbridge_gateway.identity import (
     Pair,
     client_name,
     first_pair,
+    is_of,
     is_ours,
     next_pair,
     pair_of,
@@ -75,8 +76,11 @@ def test_a_name_is_read_back_only_if_it_is_that_of_an_id(name: str) -> None:
 
 @given(RANDOM, st.booleans())
 def test_producer_ids_never_meet_a_brokers(random: int, is_known: bool) -> None:
-    pair = first_pair(random, is_known=is_known)
+    pair = first_pair("id", random, is_known=is_known)
     assert is_ours(pair.producer_id)
+    assert is_of(pair.producer_id, "id")
+    assert not is_of(pair.producer_id, "another id")
+    assert not is_of(pair.producer_id + 1, "id")
     assert 1 << 62 <= pair.producer_id < 1 << 63
     assert pair.epoch == int(is_known)
     assert pair_of(pair.label) == pair
@@ -85,13 +89,13 @@ def test_producer_ids_never_meet_a_brokers(random: int, is_known: bool) -> None:
 
 @given(RANDOM, st.integers(0, EPOCH_MAX), RANDOM)
 def test_the_next_pair_is_another_one_and_a_valid_one(random: int, epoch: int, more: int) -> None:
-    pair = Pair(first_pair(random, is_known=True).producer_id, epoch)
+    pair = Pair(first_pair("id", random, is_known=True).producer_id, epoch)
     following = next_pair(pair, more)
     assert 0 <= following.epoch <= EPOCH_MAX
     if epoch < EPOCH_MAX:
         assert following == (pair.producer_id, epoch + 1)
     else:
-        assert following == first_pair(more, is_known=True)
+        assert following == first_pair("id", more, is_known=True)
 
 
 @pytest.mark.parametrize("label", [None, "", "1.2", "x.1", f"{1 << 62}", f"{1 << 62}.32767", f"{1 << 63}.0", " 1.1"])

@@ -71,7 +71,8 @@ def test_with_v2_a_pair_is_over_with_its_transaction(state: ProducerPhase) -> No
         (PairEnd.RENEWED, Request.COMMIT_V2, Step.STALE),
         (PairEnd.COMMIT, Request.COMMIT_V1, Step.STALE),
         (PairEnd.COMMIT, Request.WRITE_V2, Step.STALE),
-        (PairEnd.COMMIT, Request.RENEW, Step.STALE),
+        (PairEnd.COMMIT, Request.RENEW, Step.DONE),
+        (PairEnd.ABORT, Request.RENEW, Step.DONE),
     ],
 )
 @pytest.mark.parametrize("state", [ProducerPhase.EMPTY, ProducerPhase.OPEN, ProducerPhase.COMMITTED])
@@ -108,9 +109,9 @@ def test_a_life_with_v2_uses_a_pair_for_each_transaction() -> None:
     for number in range(3):
         pairs.append(producer.pair)
         assert producer.decide(Request.WRITE_V2, producer.pair) is Step.BEGIN
-        producer = producer.begun().ended(commit=True).renewed(PairEnd.COMMIT, number)
+        producer = producer.begun().ended(commit=True).renewed(PairEnd.COMMIT, number << 16)
         assert producer.decide(Request.COMMIT_V2, pairs[-1]) is Step.DONE
-    assert pairs == [(PID, EPOCH_MAX - 1), (PID, EPOCH_MAX), ((1 << 62) + 1, 1)]
+    assert pairs == [(PID, EPOCH_MAX - 1), (PID, EPOCH_MAX), (PID + (1 << 16), 1)]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ class Server:
         self.producers = Producers()
         self.refused: list[str] = []
         self.topics = self
+        self.partitions = 8
         self.known = KnownTopic({TOPIC: "sales/orders"}, frozenset((TOPIC,)), {TOPIC: f"{TOPIC}.b"}, {}, {}, {})
 
     def count_written(self, batches: Any, faults: Any) -> None:
@@ -157,7 +158,7 @@ class SomeRights(Rights):
     async def without(self, right: Any, topics: set[str]) -> dict[str, ErrorCode]:
         return {topic: ErrorCode.topic_authorization_failed for topic in topics if topic == "hidden"}
 
-    async def missing(self, places: Any) -> set[tuple[str, int]]:
+    async def missing(self, operation: int, places: Any) -> set[tuple[str, int]]:
         return {where for where in places if where[1] == 99}
 
     async def upstream(self) -> None:

@@ -234,6 +234,7 @@ class BatchHeader(NamedTuple):
 
 _as_header = BatchHeader._make
 _offset_of = attrgetter("offset")
+_time_of = attrgetter("timestamp")
 
 
 class LogRecord(NamedTuple):
@@ -694,6 +695,21 @@ def check_numbering(batch: RawBatch) -> None:
         raise CorruptDataError(f"a record of a batch of {header.record_count} does not parse: {exc}") from exc
     if not is_sound:
         raise CorruptDataError(f"the {header.record_count} records of a batch are not numbered one by one inside")
+
+
+def checked_times(batch: RawBatch) -> tuple[int, int]:
+    """Return the earliest and the latest time of an uncompressed batch's records, whose numbering is checked as above.
+
+    Its header may say other ones, to which brokers pay no attention.
+    """
+    check_numbering(batch)
+    times, rest = map(_time_of, DefaultRecordBatch(batch)), parse_header(batch).record_count
+    ends: list[int] = []
+    while rest > 0:
+        some = list(islice(times, min(rest, _NUMBERS_AT_ONCE)))
+        rest -= len(some)
+        ends = [min(some + ends), max(some + ends)]
+    return ends[0], ends[1]
 
 
 def uncompressed(header: BatchHeader, batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> RawBatch:

@@ -136,17 +136,21 @@ class Rights:
                 self._partitions[topic] = len(item.partitions)
         return denied
 
-    async def missing(self, places: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Return those of the partitions that there are not; of topics that the client may read.
+    async def missing(self, operation: int, places: Iterable[tuple[str, int]]) -> set[tuple[str, int]]:
+        """Return those of the partitions that there are not; of topics on which the client has an operation.
 
         Raises:
             BrokerGoneError: the broker does not answer.
         """
         wanted = [where for where in places if not 0 <= where[1] < self._partitions.get(where[0], 0)]
         for topic, _ in wanted:
-            self._allowed.pop((str(READ), topic), None)  # it may have got more partitions
-        await self.without(READ, [topic for topic, _ in wanted])
-        return {where for where in wanted if not 0 <= where[1] < self._partitions.get(where[0], 0)}
+            self._allowed.pop((str(operation), topic), None)  # it may have got more partitions
+        denied = await self.without(operation, [topic for topic, _ in wanted])
+        return {
+            where
+            for where in wanted
+            if where[0] not in denied and not 0 <= where[1] < self._partitions.get(where[0], 0)
+        }
 
     async def describable(self, transactional_ids: Iterable[str]) -> set[str]:
         """Return those of the transactional ids of which the client may know.

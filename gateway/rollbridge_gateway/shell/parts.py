@@ -47,6 +47,7 @@ class Services(Protocol):
         upstream_tls: How connections to brokers are encrypted; None if they are not.
         needs_login: Whether brokers want clients to authenticate themselves.
         rights_s: Seconds for which a connection's rights are remembered.
+        partitions: Virtual partitions of a stream with key ranges.
     """
 
     bridge: Bridge
@@ -59,6 +60,7 @@ class Services(Protocol):
     upstream_tls: ssl.SSLContext | None
     needs_login: bool
     rights_s: float
+    partitions: int
 
     @property
     def lease_max_ms(self) -> int:

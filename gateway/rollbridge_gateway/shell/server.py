@@ -92,6 +92,7 @@ class Server:
         self.upstream_tls = self._watch.tls_context()
         self.needs_login = self._watch.security.uses_sasl
         self.rights_s = settings.rights_s
+        self.partitions = settings.partitions
         self.brokers = Brokers({}, {})
         self.broker_hosts: frozenset[str] = frozenset()
         self._writers = ThreadPoolExecutor(settings.writers, "writer")
@@ -141,7 +142,7 @@ class Server:
 
     def view(self) -> View:
         """Return what clients are told of the cluster."""
-        virtual = dict.fromkeys(self.topics.known.virtual, self.settings.partitions)
+        virtual = dict.fromkeys(self.topics.known.virtual, self.partitions)
         return View(self._gateways or (self.me(),), virtual, frozenset(self.topics.known.logs.values()))
 
     def is_chosen(self, client_id: str | None) -> bool:

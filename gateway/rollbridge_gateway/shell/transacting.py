@@ -41,7 +41,7 @@ from rollbridge_gateway.procedures import (
     Written,
 )
 from rollbridge_gateway.shell import groups
-from rollbridge_gateway.shell.access import READ, Rights
+from rollbridge_gateway.shell.access import DESCRIBE, READ, Rights
 from rollbridge_gateway.shell.parts import Services
 from rollbridge_gateway.shell.producing import Parcel, Ticket
 from rollbridge_gateway.shell.register import ElsewhereError
@@ -199,10 +199,15 @@ class Transacting:
         name = str(body.v3_and_below_transactional_id)
         pair = Pair(int(body.v3_and_below_producer_id), int(body.v3_and_below_producer_epoch))
         topics = [str(topic.name) for topic in body.v3_and_below_topics]
+        places = [(str(topic.name), int(index)) for topic in body.v3_and_below_topics for index in topic.partitions]
         ticket: Ticket | None = None
+        absent: set[Where] = set()
         async with self._order:
             bad = await self._bad_topics(name, topics, head)
-            if bad or not topics:
+            if not bad:
+                absent = await self._absent(places)
+                self._count(head, [ErrorCode.unknown_topic_or_partition] * len(absent))
+            if bad or absent or not topics:
                 code = bad.get("", ErrorCode.operation_not_attempted)
             else:
                 stream = self._server.topics.known.streams[topics[0]]
@@ -210,12 +215,16 @@ class Transacting:
                     name, lambda held: procedures.add(held, pair, stream, _now_ms()), head
                 )
         code = await self._settled(ticket, code, name, head)
+
+        def told(where: Where) -> ErrorCode:
+            return ErrorCode.unknown_topic_or_partition if where in absent else bad.get(where[0], code)
+
         values = {
             "results_by_topic_v3_and_below": [
                 {
                     "name": topic.name,
                     "results_by_partition": [
-                        {"partition_index": index, "partition_error_code": bad.get(str(topic.name), code)}
+                        {"partition_index": index, "partition_error_code": told((str(topic.name), int(index)))}
                         for index in topic.partitions
                     ],
                 }
@@ -223,6 +232,13 @@ class Transacting:
             ]
         }
         return wire.write_answer(head.key, head.version, head.correlation, values)
+
+    async def _absent(self, places: Sequence[Where]) -> set[Where]:
+        """Return those of the partitions that there are not, of topics that can be written to."""
+        virtual = self._server.topics.known.virtual
+        absent = {where for where in places if where[0] in virtual and not 0 <= where[1] < self._server.partitions}
+        others = [where for where in places if where[0] not in virtual]
+        return absent | await self._access.missing(DESCRIBE, others) if others else absent
 
     async def add_offsets(self, data: RawMessage, head: Head) -> bytes:
         body = wire.read_body(data, head)
@@ -345,12 +361,18 @@ class Transacting:
         if any(topic not in known for topic in topics) or not self._may(name, topics):
             bad = await self._bad_topics(name, topics, head)
             known = self._server.topics.known.streams
+        places = [(str(topic.name), int(part.index)) for topic in body.topic_data for part in topic.partition_data]
+        absent = await self._absent(places) if not bad else set()
         found: list[Incoming] = []
         for topic in body.topic_data:
             for part in topic.partition_data:
                 where = (str(topic.name), int(part.index))
                 if where[0] in bad or "" in bad:
                     codes[where] = bad.get(where[0]) or bad[""]
+                    continue
+                if where in absent:
+                    codes[where] = ErrorCode.unknown_topic_or_partition
+                    self._count(head, [codes[where]])
                     continue
                 try:
                     found.append(_incoming(where, known[where[0]], part.records))
@@ -407,7 +429,7 @@ class Transacting:
             if code is ErrorCode.none:
                 denied = await self._access.without(READ, {topic for topic, _ in offsets})
                 bad = {where: denied[where[0]] for where in offsets if where[0] in denied}
-                absent = await self._access.missing(where for where in offsets if where not in bad)
+                absent = await self._access.missing(READ, (where for where in offsets if where not in bad))
                 bad |= dict.fromkeys(absent, ErrorCode.unknown_topic_or_partition)
                 self._count(head, [*denied.values(), *(bad[where] for where in absent)])
                 offsets = {where: item for where, item in offsets.items() if where not in bad}
@@ -481,7 +503,7 @@ class Transacting:
             return procedures.end(held, pair, random, now_ms, commit=commit, v2=v2, is_recovery=is_recovery)
 
         async with self._order:
-            code = await self._refusal(head, name)
+            code = await self._refusal(head, name) if name else ErrorCode.invalid_request
             if code is ErrorCode.none:
                 try:
                     following = await self._run(name, make, head)
