@@ -1,4 +1,4 @@
-"""Batches that a broker refuses are refused at a gateway with its code, and claims cost their bytes and no more."""
+"""What requests claim costs a gateway their bytes and no more."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +17,7 @@ import pytest
 import rollbridge
 from gateway.tests import claims
 from gateway.tests.claims import batch, produce, record
-from integration_tests.clients import Site, adopt, read_committed
+from integration_tests.clients import Site, adopt
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
@@ -76,65 +75,6 @@ class Sender:
     def close(self) -> None:
         self._answers.close()
         self._socket.close()
-
-
-def wrong(name: str, topic: str, pair: Pair) -> Iterator[tuple[str, bytes]]:
-    """What is wrong, and a Produce with it. The next sequence number is 1.
-
-    Left out is what brokers take, or have no answer to: batches with the time of an append, and none at all.
-    """
-
-    def sent(what: str, made: bytes, **given: int) -> tuple[str, bytes]:
-        return what, produce(name, topic, made, **given)
-
-    one, two = record(0), record(0) + record(1)
-    yield sent("count too high", batch(pair, two, 3))
-    yield sent("count too low", batch(pair, two, 1))
-    yield sent("count none", batch(pair, b"", 0, last=0))
-    yield sent("count below zero", batch(pair, one, -1, last=0))
-    yield sent("count of all", batch(pair, one, claims.INT_MAX))
-    yield sent("last offset too high", batch(pair, one, 1, last=4))
-    yield sent("last offset below zero", batch(pair, one, 1, last=-2))
-    yield sent("record too long", batch(pair, record(0, size=99), 1))
-    yield sent("record too short", batch(pair, record(0, size=3), 1))
-    yield sent("record of no size", batch(pair, record(0, size=-1), 1))
-    yield sent("headers that are not there", batch(pair, record(0, headers=4), 1))
-    yield sent("headers below zero", batch(pair, record(0, headers=-1), 1))
-    yield sent("bytes behind", batch(pair, one + b"\0\0\0", 1))
-    yield sent("no sequence", batch(pair, one, 1, sequence=-1))
-    yield sent("sequence gap", batch(pair, one, 1, sequence=7))
-    yield sent("control", batch(pair, one, 1, attributes=0x30))
-    yield sent("time ahead", batch(pair, one, 1, times=(1 << 45, 1 << 45)))
-    yield sent("checksum", batch(pair, one, 1, crc=1))
-    yield sent("magic", batch(pair, one, 1, magic=1))
-    yield sent("longer than it is", batch(pair, one, 1, length=400))
-    yield sent("two batches", batch(pair, one, 1) + batch(pair, one, 1, sequence=2))
-    yield sent("partition", batch(pair, one, 1), partition=99)
-    yield sent("acks 2", batch(pair, one, 1), acks=2)
-    yield sent("acks -2", batch(pair, one, 1), acks=-2)
-
-
-def test_wrong_batches_are_refused_as_by_a_broker_and_spoil_nothing(
-    site: Site, gateway: GatewayProcess, topic: str, unique_name: Callable[[str], str]
-) -> None:
-    servers, name = site.cluster.bootstrap_servers, unique_name("sender")
-    plain = unique_name("plain")
-    create_topic(servers, plain)
-    host, port = servers.split(",")[0].rsplit(":", 1)
-    found: dict[str, list[str]] = {}
-    for address, where in (((host, int(port)), plain), (("127.0.0.1", gateway.port + 1), topic)):
-        with closing(Sender(address, name)) as sender:
-            sender.begin(where)
-            for what, data in wrong(name, where, sender.pair):
-                found.setdefault(what, []).append(sender.send(data))
-            assert sender.send(produce(name, where, batch(sender.pair, record(0), 1))) == "none"
-            assert sender.commit() == "none"
-        assert [message.value() for message in read_committed(servers, [where])] == [b"v", b"v"]
-    assert {what: codes for what, codes in found.items() if codes[0] != codes[1]} == {}
-    assert "none" not in chain.from_iterable(found.values())
-
-
-# What claims cost
 
 
 @pytest.fixture
