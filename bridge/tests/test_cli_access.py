@@ -41,7 +41,7 @@ def test_a_gateway_needs_little(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["access", "kafka-acls", "gateway", "shop.orders", "--json"]) == ExitCode.OK
     document = json.loads(capsys.readouterr().out)
     assert [(item["name"], item["operations"], item["prefixed"]) for item in document] == [
-        ("topics.shop_orders.transaction-buffer", ["Write"], False),
+        ("topics.shop_orders.transaction-buffer", ["Write"], True),
         ("__transaction_buffer_topics.6a1a7c020defccc3", ["Write"], True),
         ("topics.default.commit-log", ["Read"], False),
         ("rollbridge", ["Describe"], True),

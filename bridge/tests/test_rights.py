@@ -60,6 +60,12 @@ def test_rights_on_an_adopted_topic_reach_its_buffer_by_either_name() -> None:
         assert allowed(rights, topic) == set()
 
 
+def test_a_gateway_may_write_to_every_life_of_a_stream_and_to_no_other() -> None:
+    rights = list(gateway(ORDERS, GROUP))
+    assert all(allowed(rights, ORDERS.buffer_topic(epoch)) == {"Write"} for epoch in (0, 7))
+    assert allowed(rights, StreamName("sales", "orders-archive").buffer_topic()) == set()
+
+
 def test_a_reader_does_not_see_what_is_not_committed() -> None:
     rights = list(reader(ORDERS, ["billing"]))
     assert allowed(rights, "sales.orders.segment-3.epoch-2") == {"Read"}

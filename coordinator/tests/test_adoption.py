@@ -16,7 +16,7 @@ from coordinator.tests.sim_world import SEALED, TOPIC_SETTINGS, Record, World, s
 from rollbridge.errors import ConflictError
 from rollbridge.model import paths
 from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.changes import SUSPENDED, TOPIC_CLOSED, TOPIC_DELETED, TOPIC_RECREATED, StreamFault
+from rollbridge.model.changes import BUFFER_LOST, SUSPENDED, TOPIC_CLOSED, TOPIC_DELETED, TOPIC_RECREATED, StreamFault
 from rollbridge.model.conditions import StreamCondition
 from rollbridge.model.control import ControlKind, ControlRecord
 from rollbridge.model.epochs import check_chain
@@ -355,6 +355,33 @@ def test_nothing_is_committed_to_a_topic_that_is_gone_or_another_one(scene: Scen
     if is_new:
         assert scene.adopt().ok
         assert scene.committed_soon(scene.commit())
+
+
+def test_a_buffer_that_the_coordinator_may_not_make_is_named(scene: Scene) -> None:
+    scene.world.create("second", 1)
+    second = StreamName("topics", "second")
+    buffer = second.internal_buffer_topic()
+    scene.world.refuses = lambda effect, _: (
+        fx.EffectRefusedError(effect, "no", code="TOPIC_AUTHORIZATION_FAILED")
+        if isinstance(effect, fx.TopicIds) and buffer in effect.topics
+        else None
+    )
+    answer = scene.answer(RequestKind.ADOPT_TOPIC, second, topic="second", partitioner="murmur2")
+    assert not answer.ok
+    assert f"may not look at {buffer} (TOPIC_AUTHORIZATION_FAILED)" in answer.message
+    assert paths.stream(second) not in scene.world.nodes
+    assert not scene.terms_ended
+
+
+def test_a_stream_whose_buffer_is_gone_says_that_its_topic_is_to_be_released_and_adopted_again(scene: Scene) -> None:
+    scene.world.lose(scene.config.buffer_topic)
+    scene.take_over()
+    scene.until(lambda: scene.fault() == BUFFER_LOST)
+    reason = StreamFault.from_json(scene.world.nodes[paths.stream_fault(ORDERS)]).reason
+    assert f"rollbridge stream release {TOPIC}, then adopt it again" in reason
+    assert scene.release().ok
+    assert scene.adopt().ok
+    assert scene.committed_soon(scene.commit())
 
 
 def test_a_topic_that_may_not_be_described_hides_no_other(scene: Scene) -> None:

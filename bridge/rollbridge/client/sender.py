@@ -30,6 +30,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from kio.schema.errors import ErrorCode
 from kio.schema.produce.v12.response import PartitionProduceResponse
 
+from rollbridge.calls import TELL_S
 from rollbridge.defects import log_defect
 from rollbridge.errors import BackpressureError, InvalidRequestError, NotAuthorizedError, RollbridgeError
 from rollbridge.forks import hold
@@ -60,9 +61,14 @@ _PROMPT_S: Final = 0.01
 _JAMMED_S: Final = 0.2
 """Seconds for which it does not try again then."""
 _NO_HEADERS: Final[list[tuple[str, bytes | None]]] = []
-_CLOSED: Final = frozenset(
-    {ErrorCode.message_too_large, ErrorCode.record_list_too_large, ErrorCode.unknown_topic_or_partition}
-)
+_CLOSED: Final = "it is closed: its stream was deleted, or its max.message.bytes lowered"
+"""Frames are never too large for a buffer that is open."""
+_GONE: Final = "it is gone: its stream was deleted, or the topic alone; `rollbridge stream describe` tells which"
+_CLOSED_BY: Final[Mapping[ErrorCode, str]] = {
+    ErrorCode.message_too_large: _CLOSED,
+    ErrorCode.record_list_too_large: _CLOSED,
+    ErrorCode.unknown_topic_or_partition: _GONE,
+}
 
 
 class Undelivered(NamedTuple):
@@ -75,9 +81,9 @@ class Undelivered(NamedTuple):
     """Topic of the buffer."""
 
     @property
-    def is_closed(self) -> bool:
-        """True if the buffer takes nothing any more; frames are never too large for one that is open."""
-        return self.code in _CLOSED
+    def closed(self) -> str:
+        """Why the buffer takes nothing any more; empty if it may."""
+        return _CLOSED_BY.get(self.code, "")
 
     def error(self, doing: str) -> RollbridgeError:
         """Return the error to raise, a new one each time; it names the topic."""
@@ -327,8 +333,13 @@ class FrameSender(Sender[FrameBatch]):
             self._absent.pop(queue, None)
         else:
             now = time.monotonic()
-            if now - self._absent.setdefault(queue, now) > _ABSENT_S and not queue.in_flight:
+            absent_s = now - self._absent.setdefault(queue, now)
+            if absent_s > _ABSENT_S and not queue.in_flight:
                 self._give_up(queue, code)
+            elif absent_s > TELL_S:
+                logger.warning(
+                    "brokers do not know topic %s; frames are sent until %g s are over", queue.topic, _ABSENT_S
+                )
 
     def lost(self, fault: ConnectionLostError) -> None:
         """Send again what was in flight; for how long a topic was not known is counted anew."""

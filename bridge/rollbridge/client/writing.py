@@ -348,9 +348,7 @@ class Writing:
     def _fail(self, fault: Undelivered) -> None:
         if self._completion.failure is None:
             logger.warning("a frame of transaction %s was not delivered: %s", self.id, fault)
-            what = (
-                " (it is closed: its stream was deleted, or its max.message.bytes lowered)" if fault.is_closed else ""
-            )
+            what = f" ({fault.closed})" if fault.closed else ""
             self._completion.failure = fault.error(f"send a frame{what}")
 
 

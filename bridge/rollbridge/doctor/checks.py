@@ -511,7 +511,12 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
     expected |= {
         stream.config.buffer_topic: (
             stream.config.buffer_topic_id,
-            "what was open in it is lost: copy what is needed, delete the stream and create it again",
+            "what was open in it is lost: "
+            + (
+                f"rollbridge stream release {stream.config.topic}, then adopt it again"
+                if stream.config.topic
+                else "copy what is needed, delete the stream and create it again"
+            ),
         )
         for stream in facts.streams
         if stream.config.state is StreamState.ACTIVE and (stream.error is None or stream.error.code not in UNLED)

@@ -131,7 +131,7 @@ def gateway(stream: StreamName, group: GroupName, topic: str = "") -> Iterator[R
 
     It needs none on an adopted topic, nor on consumer groups.
     """
-    yield Right(Resource.TOPIC, stream.buffer_topic(), ("Write",), "write transactions")
+    yield Right(Resource.TOPIC, stream.buffer_topic(), ("Write",), "write transactions", prefixed=True)
     yield from _on_buffer(stream, topic, "Write", why="write transactions")
     if not topic:
         yield Right(Resource.TOPIC, stream.virtual_topic, ("Describe",), "see whether brokers have a topic of its name")

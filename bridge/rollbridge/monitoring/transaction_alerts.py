@@ -320,7 +320,7 @@ TRANSACTION_ALERTS: Final = (
             Remedy(
                 "unled",
                 "put right what the text names: the leader looks every 5 s; or copy what is needed from the stream and "
-                "delete it (rollbridge stream delete), which works in this state",
+                "delete it (rollbridge stream delete; release if it has adopted a topic), which works in this state",
             ),
             Remedy(
                 "retention",

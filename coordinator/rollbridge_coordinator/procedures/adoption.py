@@ -36,6 +36,7 @@ from rollbridge.errors import ConflictError, InvalidNameError, InvalidRequestErr
 from rollbridge.model import paths
 from rollbridge.model.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_RECREATED, WATCHED, StreamFault
 from rollbridge.model.epochs import EpochHistory
+from rollbridge.model.ids import EPOCH_MAX
 from rollbridge.model.keyspace import even_ranges
 from rollbridge.model.names import TOPIC_NAME_MAX, StreamName, check_adoptable
 from rollbridge.model.partitioners import Partitioner
@@ -130,7 +131,8 @@ def adopted_stream(
     check_segments(config.name, state.partitions)
     limits = TopicLimits.of(state.config)
     buffer = config.name.internal_buffer_topic(config.first_epoch)
-    if len(buffer) > TOPIC_NAME_MAX or not (yield from _all_know(INTERNAL_BUFFERS)):
+    longest = len(config.name.internal_buffer_topic(EPOCH_MAX))  # all lives of the stream have names of one kind
+    if longest > TOPIC_NAME_MAX or not (yield from _all_know(INTERNAL_BUFFERS)):
         buffer = ""
     return (
         replace(

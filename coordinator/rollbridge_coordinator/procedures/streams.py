@@ -169,7 +169,14 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         wanted = [buffer_topic_spec(config)]
     else:
         wanted = [buffer_topic_spec(config), *(segment_topic_spec(config, item.id) for item in history.active.segments)]
-    old = yield from TopicIds([item.name for item in wanted])
+    try:
+        old = yield from TopicIds([item.name for item in wanted])
+    except EffectRefusedError as refused:
+        names = ", ".join(item.name for item in wanted)
+        raise InvalidRequestError(
+            f"stream {stream} was not created: the coordinator may not look at {names} ({refused.code}); nothing was "
+            "written; `rollbridge access kafka-acls coordinator` prints what grants its rights"
+        ) from refused
     ids = yield from CreateTopics(wanted)
     ends = yield from EndOffsets(
         [(item.name, number) for item in wanted if item.name in old for number in range(item.partitions)]
