@@ -18,11 +18,11 @@ from rollbridge.model.names import check_stream_or_topic
 from rollbridge.model.verification import VerificationTally
 
 _UNCHECKED = {
-    "deleted": "were deleted from their segments since",
-    "forgotten": "belong to commits that the commit log does not tell of any more",
-    "elsewhere": "are in segments that were removed, or in former lives of the stream",
-    "compacted": "were compacted away",
-    "later": "were committed since this began",
+    "deleted": "deleted from their segments since",
+    "forgotten": "of commits that the commit log does not tell of any more, or of former lives of the stream",
+    "elsewhere": "named by the log in segments that were removed, or in former lives of the stream",
+    "compacted": "compacted away",
+    "later": "committed since this began",
 }
 
 
@@ -76,9 +76,9 @@ def _summary(found: checks.StreamVerification, seconds: float) -> Iterator[str]:
     )
     for name, why in _UNCHECKED.items():
         if count := getattr(tally, name):
-            yield f"Not checked: {counted(count, 'record')} that {why}."
+            yield f"Not checked: {counted(count, 'record')} {why}."
     if found.findings.total:
-        yield f"There are {counted(found.findings.total, 'finding')}; nothing was changed."
+        yield f"Found: {counted(found.findings.total, 'finding')}; nothing was changed."
 
 
 @contextmanager
