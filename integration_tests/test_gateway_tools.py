@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Final, NamedTuple
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
 import rollbridge
@@ -211,6 +211,17 @@ def test_open_transactions_are_found_and_none_of_them_hangs(known: Known, tools:
         assert len(said.splitlines()) == 1, said
     said = at_gateway(TRANSACTIONS, "find-hanging", "--max-transaction-timeout", "0", "--broker-id", "1")
     assert not re.search(rf"{re.escape(known.virtual)}|{re.escape(known.adopted)}", said), said
+
+
+def test_an_id_of_a_producer_that_was_at_the_brokers_before_is_described(
+    site: Site, gateway: GatewayProcess, known: Known, at_gateway: Run
+) -> None:
+    """Brokers say of what is not open that it has begun at -1, which is no time."""
+    name = f"{known.group}-moved"
+    for address in (site.cluster.bootstrap_servers, gateway.address):
+        Producer({"bootstrap.servers": address, "transactional.id": name}).init_transactions(60)
+    said = at_gateway(TRANSACTIONS, "describe", "--transactional-id", name)
+    assert re.search(rf"{name}\s+\d+\s+0\s+Empty", said), said
 
 
 def test_tools_that_ask_all_nodes_hear_of_each_thing_once(known: Known, at_gateway: Run) -> None:

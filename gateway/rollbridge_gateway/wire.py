@@ -12,16 +12,18 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, Literal, NamedTuple, cast
 
+from kio.schema.describe_transactions.v0 import response as described
 from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
 from kio.serial._implicit_defaults import get_implicit_default
 from kio.serial._introspect import EntityField, EntityTupleField, classify_field, is_optional
 from kio.static.constants import EntityType
+from kio.static.primitive import i64
 
 from rollbridge_gateway.bounds import (
     MalformedError,
@@ -71,6 +73,20 @@ class Peeked(NamedTuple):
     acks: int
 
 
+def _with_field(kind: type[Any], name: str, type_: Any, **metadata: str) -> type[Any]:
+    changed = [(name, type_, field(metadata=metadata))]
+    return make_dataclass(kind.__name__, changed, bases=(kind,), frozen=True, slots=True, kw_only=True)
+
+
+_TRANSACTION_STATE: Final = _with_field(described.TransactionState, "transaction_start_time", i64, kafka_type="int64")
+"""Of a transaction that is not open it is -1, which is no time to kio."""
+_DESCRIBED: Final = _with_field(
+    described.DescribeTransactionsResponse,
+    "transaction_states",
+    tuple[_TRANSACTION_STATE, ...],  # type: ignore[valid-type]
+)
+
+
 @cache
 def schema(key: int, version: int, kind: MessageKind) -> type[Any]:
     """Return the class of a request or an answer.
@@ -78,6 +94,8 @@ def schema(key: int, version: int, kind: MessageKind) -> type[Any]:
     Raises:
         MalformedError: kio does not know that version.
     """
+    if (key, version, kind) == (Api.DESCRIBE_TRANSACTIONS, 0, EntityType.response):
+        return _DESCRIBED
     try:
         module, _, name = schema_name_map[api_key_map[key]][version][kind].partition(":")
     except KeyError:
@@ -238,15 +256,15 @@ def framed(data: RawMessage) -> bytes:
 def _plan(kind: type[Any]) -> tuple[tuple[str, type[Any] | None, bool, Any], ...]:
     """Return of each field: its name, the class of nested entities, whether there are several, and its default."""
     plan: list[tuple[str, type[Any] | None, bool, Any]] = []
-    for field in fields(kind):
-        form = classify_field(field)
+    for item in fields(kind):
+        form = classify_field(item)
         nested = form.type_ if isinstance(form, EntityField | EntityTupleField) else None
         default: Any
-        if field.default is not MISSING:
-            default = field.default
+        if item.default is not MISSING:
+            default = item.default
         elif form.is_array:
             default = ()
-        elif nested is not None or is_optional(field):
+        elif nested is not None or is_optional(item):
             default = None
         else:
             try:
@@ -254,7 +272,7 @@ def _plan(kind: type[Any]) -> tuple[tuple[str, type[Any] | None, bool, Any], ...
             except KeyError:
                 kind_: Any = form.type_
                 default = kind_(0)  # an error code, or a truth value
-        plan.append((field.name, nested, form.is_array, default))
+        plan.append((item.name, nested, form.is_array, default))
     return tuple(plan)
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
@@ -173,8 +173,7 @@ def describe_transactions(
 
 
 def _undescribed(name: str, code: ErrorCode) -> dict[str, Any]:
-    # kio declares the start as a time, so what has none gets the first one there is; Kafka says -1.
-    return {"error_code": code, "transactional_id": name, "transaction_start_time": datetime.fromtimestamp(0, UTC)}
+    return {"error_code": code, "transactional_id": name, "transaction_start_time": -1}
 
 
 def _described(name: str, found: Described | None, places: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -187,7 +186,7 @@ def _described(name: str, found: Described | None, places: Mapping[str, Mapping[
             "transactional_id": name,
             "transaction_state": ONGOING,
             "transaction_timeout": timedelta(milliseconds=min(item.record.lease_ms, (1 << 31) - 1)),
-            "transaction_start_time": datetime.fromtimestamp(item.record.begun_ms / 1000, UTC),
+            "transaction_start_time": item.record.begun_ms,
             "producer_id": item.pair.producer_id,
             "producer_epoch": item.pair.epoch,
             "topics": [places[topic] for topic in found.topics if topic in places],
