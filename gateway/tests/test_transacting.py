@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 
 from rollbridge.kafka.batches import BatchBuilder, stamp
 from rollbridge_gateway import wire
+from rollbridge_gateway.identity import NOBODY
 from rollbridge_gateway.procedures import GroupCommit, Held, OffsetToCommit, Written
 from rollbridge_gateway.shell.parts import Homes
 from rollbridge_gateway.shell.topics import KnownTopic
@@ -45,10 +46,15 @@ class Producers:
 
     def __init__(self) -> None:
         self.sequences: list[int] = []
+        self.recoveries: list[bool] = []
+        self.users: Counter[str] = Counter()
 
-    async def run(self, name: str, make: Any, *, writes: bool = False, takes_over: Any = None) -> Written:
-        procedure = make(Held())
-        self.sequences.append(procedure.gi_frame.f_locals["batches"][0].first)
+    async def run(self, name: str, make: Any, *, writes: bool = False, takes_over: Any = None) -> Any:
+        given = make(Held()).gi_frame.f_locals
+        if "is_recovery" in given:
+            self.recoveries.append(given["is_recovery"])
+            return NOBODY
+        self.sequences.append(given["batches"][0].first)
         await asyncio.sleep(0)
         return Written([None], None)
 
@@ -107,6 +113,28 @@ def test_a_request_that_need_not_ask_does_not_overtake_one_that_must() -> None:
 
     asyncio.run(run())
     assert server.producers.sequences == list(range(20))
+
+
+def test_an_end_is_a_recovery_if_nobody_who_is_connected_has_asked_for_more() -> None:
+    """A producer's connection to its coordinator may be closed as idle while it writes on others for hours."""
+    server: Any = Server()
+    rights: Any = Rights()
+    rights.is_known = True
+
+    async def run() -> None:
+        writing, ending = (Transacting(server, rights, lambda: None) for _ in range(2))
+        data = produce(0)
+        await writing.produce(data, wire.read_head(data))
+        values = {"transactional_id": "id", "producer_id": 1 << 62, "producer_epoch": 0, "committed": True}
+        end = wire.write_request(Api.END_TXN, 1, 1, "c", values)
+        await ending.end(end, wire.read_head(end))
+        writing.leave()
+        writing.leave()
+        await ending.end(end, wire.read_head(end))
+
+    asyncio.run(run())
+    assert server.producers.recoveries == [False, True]
+    assert not server.producers.users
 
 
 def test_nothing_is_begun_for_a_client_that_has_left() -> None:

@@ -144,7 +144,7 @@ class ClientConnection:
 
     def leave(self) -> None:
         """Take note that the client is gone."""
-        self._transacting.has_left = True
+        self._transacting.leave()
 
     async def close(self) -> None:
         """Close the connection to the broker."""

@@ -18,7 +18,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
 from contextlib import suppress
@@ -186,6 +186,8 @@ class Producers:
         self._tasks: set[asyncio.Task[None]] = set()
         self._settling = Settling(SAVE_S)
         bridge.prompt_thread(threading.get_ident())
+        self.users: Counter[str] = Counter()
+        """By transactional id, how many connections have asked for more than an end."""
         self.takeovers = 0
         self.savepoints = Histogram(LATENCY_BOUNDS_S)
         self.savepoint_failures = 0

@@ -61,7 +61,7 @@ _PRODUCED_OFFSET: Final = -1
 """Base offset in answers: where a record stands is known at the commit."""
 
 _SERVED_MAX: Final = 1_000
-"""Transactional ids of a connection of which it is known that more than an end was asked for on it."""
+"""Transactional ids of a connection of which it is noted that more than an end was asked for on it."""
 _ANSWERS_KEPT: Final = 1_024
 _PLACES_KEPT: Final = 100
 """Answers to requests with batches of more partitions are not kept."""
@@ -88,6 +88,16 @@ class Transacting:
         self._served: set[str] = set()
         self.has_left = False
         """Whether the client has closed the connection."""
+
+    def leave(self) -> None:
+        """Take note that the client has closed the connection."""
+        self.has_left = True
+        users = self._server.producers.users
+        for name in self._served:
+            users[name] -= 1
+            if not users[name]:
+                del users[name]
+        self._served.clear()
 
     # Helpers
 
@@ -139,8 +149,10 @@ class Transacting:
                 raise LeftError("the client has closed its connection before this was begun; nothing was changed")
             return make(held)
 
-        if head.key != Api.END_TXN and len(self._served) < _SERVED_MAX:
+        is_new = name not in self._served and len(self._served) < _SERVED_MAX
+        if head.key != Api.END_TXN and is_new and not self.has_left:
             self._served.add(name)
+            self._server.producers.users[name] += 1
         takes_over = partial(self._server.is_chosen, head.client_id)
         return await self._server.producers.run(name, begin, writes=writes, takes_over=takes_over)
 
@@ -495,7 +507,7 @@ class Transacting:
         name = str(body.transactional_id)
         pair = Pair(int(body.producer_id), int(body.producer_epoch))
         v2, commit = head.version >= END_V2, bool(body.committed)
-        is_recovery = not v2 and name not in self._served
+        is_recovery = not v2 and name not in self._server.producers.users
         following = NOBODY
 
         def make(held: Held) -> Procedure[Pair]:
