@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 from xml.etree import ElementTree
@@ -40,8 +41,9 @@ class SpawnedService:
 _FRANZ: Final = "github.com/twmb/franz-go"
 _CREATED: Final = "\twaitForTopic(tb, topic, partitions)\n\n\tvar cleaned bool\n"
 """Where the tests of franz-go have created a topic, which they write to at once."""
-_TELL: Final = """package kgo
-
+_PREPARED: Final = "\tFunctionalTestEnv = &env\n"
+"""Where those of Sarama have created all of theirs."""
+_TELL: Final = """
 import (
 	"os"
 	"os/exec"
@@ -53,7 +55,34 @@ func tell(topic string) {
 	}
 }
 """
-_GO_SAYS: Final = re.compile(r" +\w+_test\.go:\d+: (?!FAILED TESTING)(.*)")
+_SARAMA: Final = "github.com/IBM/sarama"
+_SARAMA_VERSION: Final = "v1.61.1"
+_SARAMA_SUM: Final = "h1:I59MWPHQUWqJNdRpsDUcbeCriog8SxjQaPfHNWxidEg="
+_EXISTING: Final = """//go:build functional
+
+package sarama
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+
+	"github.com/IBM/sarama/internal/toxiproxy"
+)
+
+func existingEnvironment(ctx context.Context, env *testEnvironment) (bool, error) {
+	proxy := httptest.NewServer(http.HandlerFunc(func(answer http.ResponseWriter, _ *http.Request) {
+		answer.WriteHeader(http.StatusNoContent)
+	}))
+	env.ToxiproxyClient = toxiproxy.NewClient(proxy.URL)
+	env.KafkaBrokerAddrs = []string{os.Getenv("KAFKA_SEEDS")}
+	env.KafkaVersion = os.Getenv("KAFKA_VERSION")
+	return true, nil
+}
+"""
+"""Where its tests find servers, instead of containers behind proxies that can break connections."""
+_GO_SAYS: Final = re.compile(r"\s+(?:\w+_test\.go:\d+: |Error:\s+)(?!FAILED TESTING)(\S.*)")
 
 
 def kafka_python(address: str, protocol: str, wanted: str, report: Path) -> dict[str, str]:
@@ -110,27 +139,57 @@ def franz_go(address: str, wanted: str, created: str, **settings: str) -> dict[s
         created: Line for the shell that is run for each topic that a test has created, whose name is ``$0`` there.
         settings: Variables for the tests and for that line.
     """
-    go = go_command()
 
     def build(folder: Path) -> None:
         for name in MODULE:
             shutil.copy(SOURCES / name, folder)
-        package = json.loads(output_of([go, "mod", "download", "-json", _FRANZ], folder))
-        with zipfile.ZipFile(package["Zip"]) as archive:
-            archive.extractall(folder)
-        [tests] = folder.glob(f"{_FRANZ}@*/pkg/kgo")
-        helpers = tests / "helpers_test.go"
-        [before, after] = helpers.read_text(encoding="utf-8").split(_CREATED)
-        helpers.write_text(f"{before}\ttell(topic)\n{_CREATED}{after}", encoding="utf-8")
-        (tests / "tell_test.go").write_text(_TELL, encoding="utf-8")
-        output_of([go, "test", "-c", "-o", str(folder / "kgo.test")], tests)
+        tests = _module(folder, _FRANZ) / "pkg" / "kgo"
+        _change(tests / "helpers_test.go", _CREATED, f"\ttell(topic)\n{_CREATED}")
+        (tests / "tell_test.go").write_text(f"package kgo\n{_TELL}", encoding="utf-8")
+        output_of([go_command(), "test", "-c", "-o", str(folder / "tests")], tests)
 
     content = b"".join([*((SOURCES / name).read_bytes() for name in MODULE), _TELL.encode()])
-    folder = made("franz-go", content, build)
+    variables = {"KGO_SEEDS": address, "KGO_LOG_LEVEL": "none", "TOPIC_CREATED": created, **settings}
+    return _go_tests(made("franz-go", content, build) / "tests", wanted, variables)
+
+
+def sarama(address: str, wanted: str, created: str, **settings: str) -> dict[str, str]:
+    """Run tests of Sarama, as those of franz-go."""
+
+    def build(folder: Path) -> None:
+        tests = _module(folder, f"{_SARAMA}@{_SARAMA_VERSION}", _SARAMA_SUM)
+        functional = tests / "functional_test.go"
+        _change(functional, "func existingEnvironment(", "func proxies(")
+        _change(functional, _PREPARED, f"\tfor topic := range testTopicDetails {{\n\t\ttell(topic)\n\t}}\n{_PREPARED}")
+        functional.write_text(functional.read_text(encoding="utf-8").replace("Factor: 3,", "Factor: 1,"), "utf-8")
+        (tests / "existing_test.go").write_text(_EXISTING, encoding="utf-8")
+        (tests / "tell_test.go").write_text(f"//go:build functional\n\npackage sarama\n{_TELL}", encoding="utf-8")
+        output_of([go_command(), "test", "-c", "-tags", "functional", "-o", str(folder / "tests")], tests)
+
+    content = f"{_SARAMA_SUM}{_EXISTING}{_TELL}".encode()
+    variables = {"KAFKA_SEEDS": address, "KAFKA_VERSION": "4.2.0", "TOPIC_CREATED": created, **settings}
+    return _go_tests(made("sarama", content, build) / "tests", wanted, variables)
+
+
+def _module(folder: Path, module: str, checksum: str | None = None) -> Path:
+    """Return where the source of a Go module is; without a checksum, one that ``go.mod`` in the folder pins."""
+    package = json.loads(output_of([go_command(), "mod", "download", "-json", module], folder))
+    assert checksum in (None, package["Sum"])
+    with zipfile.ZipFile(package["Zip"]) as archive:
+        archive.extractall(folder)
+    return folder / f"{package['Path']}@{package['Version']}"
+
+
+def _change(file: Path, old: str, new: str) -> None:
+    [before, after] = file.read_text(encoding="utf-8").split(old)
+    file.write_text(f"{before}{new}{after}", encoding="utf-8")
+
+
+def _go_tests(program: Path, wanted: str, variables: Mapping[str, str]) -> dict[str, str]:
     arguments = [f"-test.run={wanted}", "-test.v=test2json", f"-test.timeout={2 * PATIENCE_S:g}s"]
     done = subprocess.run(
-        [go, "tool", "test2json", str(folder / "kgo.test"), *arguments],
-        env={**os.environ, "KGO_SEEDS": address, "KGO_LOG_LEVEL": "none", "TOPIC_CREATED": created, **settings},
+        [go_command(), "tool", "test2json", str(program), *arguments],
+        env={**os.environ, **variables},
         capture_output=True,
         text=True,
         check=False,
