@@ -29,6 +29,7 @@ from rollbridge.model.sn import EMPTY
 from rollbridge_coordinator.procedures.streams import create_stream
 from rollbridge_coordinator.state import effects as fx
 from rollbridge_coordinator.state.effects import Steps
+from rollbridge_coordinator.state.faults import LEADERLESS
 
 GROUP = GroupName("topics")
 ORDERS, OTHER = StreamName("topics", "orders"), StreamName("topics", "other")
@@ -329,6 +330,33 @@ def test_a_refusal_of_a_topic_that_has_grown_holds_up_nobody_else(scene: Scene) 
     scene.steps()
     assert scene.fault() == "TOPIC_AUTHORIZATION_FAILED"
     assert scene.outcome(waiting) is None
+    scene.world.refuses = lambda *_: None
+    scene.until(lambda: scene.committed(waiting))
+    assert not scene.terms_ended
+
+
+def test_nothing_is_sent_to_a_partition_that_has_no_leader_until_it_has_one(scene: Scene) -> None:
+    """All other work of the group would wait for each try."""
+    sent: list[fx.AnyEffect] = []
+
+    def refuse(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
+        if isinstance(effect, fx.AppendMessages) and effect.messages.topic == TOPIC:
+            sent.append(effect)
+        if isinstance(effect, fx.MergeFrames | fx.AppendTogether) and TOPIC in {item[0][0] for item in effect.items}:
+            sent.append(effect)
+            return fx.EffectRefusedError(effect, "still so after 3 s", code=LEADERLESS, topic=TOPIC)
+        return None
+
+    scene.world.unreadable[TOPIC] = LEADERLESS
+    scene.world.refuses = refuse
+    waiting = scene.commit()
+    scene.until(lambda: scene.fault() == LEADERLESS)
+    tries = len(sent)
+    scene.steps(3_000)
+    assert scene.committed_soon(scene.commit(OTHER))
+    assert len(sent) == tries
+    assert scene.outcome(waiting) is None
+    del scene.world.unreadable[TOPIC]
     scene.world.refuses = lambda *_: None
     scene.until(lambda: scene.committed(waiting))
     assert not scene.terms_ended

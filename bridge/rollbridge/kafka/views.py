@@ -83,19 +83,27 @@ class ClusterView:
 def view_topics(
     cluster: Cluster, names: Iterable[str], timeout_s: float, *, with_operations: bool = False
 ) -> dict[str, TopicDescription]:
-    """Describe those of the topics that exist.
+    """Describe those of the topics that exist, as :func:`view_each`.
 
     Raises:
         KafkaUnavailableError: No broker that knows the cluster has answered in time.
         NotAuthorizedError, InvalidRequestError: A topic was refused.
     """
-    wanted = tuple(names)
+    deadline = Deadline(timeout_s)
+    found: dict[str, TopicDescription] = {}
 
-    def ask() -> dict[str, TopicDescription]:
+    def ask(wanted: Sequence[str]) -> list[str]:
         answer = _metadata(cluster, wanted, with_operations=with_operations)
-        return {str(item.name): _description(item) for item in answer.topics if not _is_missing(item)}
+        found.update({str(item.name): _description(item) for item in answer.topics if not _is_missing(item)})
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            cluster.doubt(answer)
+        return missing
 
-    return _patiently(ask, timeout_s, "describe topics")
+    missing = _patiently(partial(ask, tuple(names)), deadline.left(), "describe topics")
+    if missing:
+        _patiently(partial(ask, missing), deadline.left(), "describe topics")
+    return found
 
 
 def view_each(cluster: Cluster, names: Iterable[str], timeout_s: float) -> dict[str, TopicDescription | ErrorCode]:

@@ -80,6 +80,7 @@ from rollbridge_coordinator.state.streams import LedStream
 MARKER_BYTES: Final = 78
 """Size of Kafka's own transaction markers. On a topic that takes none, no native transaction can end, whoever has begun
 it, and Kafka does not try again when the limit is raised: commits wait before they touch it."""
+LOST_CHECK_MS: Final = 1_000
 logger = logging.getLogger(__name__)
 
 NEEDED: Final = frozenset({"READ", "WRITE", "DESCRIBE"})
@@ -291,7 +292,7 @@ def is_its_topic(config: StreamConfig) -> Steps[bool]:
 def watch_topics(group: GroupState, now_ms: int) -> Steps[None]:
     """Look at the adopted topics, at intervals, for what their owners have changed."""
     adopted = [item for item in group.streams.values() if item.config.topic]
-    if not adopted or not group.housekeeping.is_due("topics", now_ms, group.settings.topic_check_ms):
+    if not adopted or not group.housekeeping.is_due("topics", now_ms, _interval_ms(group)):
         return
     on_topic = [item for item in adopted if item.is_on_topic]
     found = yield from _describe(sorted({item.config.topic for item in on_topic}))
@@ -319,6 +320,14 @@ def _describe(topics: Sequence[str]) -> Steps[dict[str, TopicState | None]]:
     for topic in topics if len(topics) > 1 else ():  # one that may not be described hides no other
         told |= yield from _describe([topic])
     return told
+
+
+def _interval_ms(group: GroupState) -> int:
+    """Return how often to look; more often while a commit waits for a topic that is lost, which a look decides."""
+    most = group.settings.topic_check_ms
+    if group.faults and any(group.faults.is_lost(group.waits_for(item) or "") for item in group.fold.decided.values()):
+        return min(LOST_CHECK_MS, most)
+    return most
 
 
 def _lift(group: GroupState, stream: LedStream) -> Steps[None]:

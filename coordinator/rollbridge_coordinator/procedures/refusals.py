@@ -17,7 +17,7 @@ shows them: an epoch without sealed ends though segments ended with it.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -37,6 +37,7 @@ from rollbridge_coordinator.state.effects import (
     EffectRefusedError,
     Items,
     Look,
+    LookAtTopics,
     MendTopics,
     MergeFrames,
     Messages,
@@ -287,7 +288,12 @@ def try_again(group: GroupState, now_ms: int) -> Steps[list[str]]:
         if fault is None or stream is None:
             group.faults.forget(name)
             continue
-        if stream.history.unsealed():
+        unsealed = [stream.history.ended_with(record.epoch) for record in stream.history.unsealed()]
+        if unsealed:
+            closed = {place[0] for ends in unsealed for place in stream.places_of(ends).values()}
+            if (yield from _lacks_leaders(closed)):
+                group.faults.note(name, fault, now_ms)
+                continue
             try:
                 yield from seal_left(group, stream)
             except EffectRefusedError as refused:
@@ -316,12 +322,20 @@ def hide_fault(stream: StreamName) -> Steps[None]:
             yield from Write([DeleteNode(path)])
 
 
+def _lacks_leaders(topics: Collection[str]) -> Steps[bool]:
+    """Return whether a topic has a partition without a leader: what is sent there holds up the group for seconds."""
+    looks = yield from LookAtTopics(sorted(topics), is_patient=False)
+    return any(look.refused == LEADERLESS for look in looks.values())
+
+
 def _takes_records(group: GroupState, places: Sequence[Partition]) -> Steps[bool]:
     """Return whether partitions of one topic take records again."""
     group.forecast.forget(places)
     topic = places[0][0]
     try:
         if topic not in (yield from TopicIds([topic])) or (yield from _wrong_with(group, topic)):
+            return False
+        if (yield from _lacks_leaders([topic])):
             return False
         for _, number in places:
             yield from AppendMessages(Messages(topic, PROBE, number))
