@@ -6,7 +6,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -36,7 +36,7 @@ from rollbridge.kafka.metadata import (
 from rollbridge.kafka.offsets import read_patiently
 from rollbridge.kafka.queues import Lane, PartitionQueue, QueuedBatch
 from rollbridge.kafka.session import ProducerFields, ProduceSession
-from rollbridge.kafka.views import view_each
+from rollbridge.kafka.views import view_each, view_topics
 
 
 class Kept:
@@ -194,15 +194,16 @@ def test_of_a_topic_that_was_made_again_everything_is_new(views: dict[int, View]
     assert cluster.leader("t", 0) == 3
 
 
+@pytest.mark.parametrize("view", [view_each, view_topics])
 @pytest.mark.parametrize("servers", [SERVERS, "1.0.0.1:1"])
 def test_a_topic_that_one_broker_does_not_know_is_there_if_another_knows_it(
-    views: dict[int, View], servers: str
+    views: dict[int, View], servers: str, view: Callable[..., Mapping[str, Any]]
 ) -> None:
     """The first one is cut off from the others since before the topic was made."""
     views[1].topic_id = ""
-    assert view_each(Cluster(servers), ["t"], 5.0).keys() == {"t"}
+    assert view(Cluster(servers), ["t"], 5.0).keys() == {"t"}
     views[2].topic_id = views[3].topic_id = ""
-    assert not view_each(Cluster(servers), ["t"], 5.0)
+    assert not view(Cluster(servers), ["t"], 5.0)
 
 
 def test_what_one_cluster_learns_the_others_that_share_it_look_up(views: dict[int, View]) -> None:

@@ -285,7 +285,7 @@ def run(seed: int) -> Run:
 
 def test_nothing_open_goes_with_a_stream_and_every_commit_is_decided() -> None:
     counts: dict[str, int] = {}
-    for seed in (*range(SEEDS), 26, 38, 47, 56):  # in the last ones several commits name what is taken away
+    for seed in (*range(SEEDS), 41, 50, 98, 104):  # in the last ones several commits name what is taken away
         history = run(seed)
         assert not history.broken, f"seed {seed}: {history.broken[:5]}"
         counts = {name: counts.get(name, 0) + count for name, count in history.counts.items()}
