@@ -591,7 +591,11 @@ def test_who_asks_for_brokers_alone_is_told_of_them_while_leaders_are_missed(
 
 
 def gateways_at(admin: AdminClient) -> int:
-    return sum(node >= GATEWAYS_FROM for node in admin.list_topics(timeout=60).brokers)
+    try:
+        brokers = admin.list_topics(timeout=10).brokers
+    except KafkaException:  # librdkafka has asked one that died just then, and asks no other one for it
+        return -1
+    return sum(node >= GATEWAYS_FROM for node in brokers)
 
 
 def test_who_asks_all_nodes_hears_of_each_group_once(
