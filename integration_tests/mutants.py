@@ -71,7 +71,7 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     ),
     100: (
         "coordinator/rollbridge_coordinator/procedures/unled.py: end_lost _end_unread _is_lost",
-        "bridge/rollbridge/kafka/views.py: view_each",
+        "bridge/rollbridge/kafka/views.py: view_each _view",
     ),
     101: (
         "coordinator/rollbridge_coordinator/procedures/takeover.py: _finish",

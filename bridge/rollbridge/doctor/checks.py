@@ -511,12 +511,7 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
     expected |= {
         stream.config.buffer_topic: (
             stream.config.buffer_topic_id,
-            "what was open in it is lost: "
-            + (
-                f"rollbridge stream release {stream.config.topic}, then adopt it again"
-                if stream.config.topic
-                else "copy what is needed, delete the stream and create it again"
-            ),
+            f"what was open in it is lost: {stream.config.renewal}",
         )
         for stream in facts.streams
         if stream.config.state is StreamState.ACTIVE and (stream.error is None or stream.error.code not in UNLED)

@@ -83,46 +83,54 @@ class ClusterView:
 def view_topics(
     cluster: Cluster, names: Iterable[str], timeout_s: float, *, with_operations: bool = False
 ) -> dict[str, TopicDescription]:
-    """Describe those of the topics that exist, as :func:`view_each`.
+    """Describe those of the topics that exist.
 
     Raises:
         KafkaUnavailableError: No broker that knows the cluster has answered in time.
         NotAuthorizedError, InvalidRequestError: A topic was refused.
     """
-    deadline = Deadline(timeout_s)
-    found: dict[str, TopicDescription] = {}
 
-    def ask(wanted: Sequence[str]) -> list[str]:
-        answer = _metadata(cluster, wanted, with_operations=with_operations)
-        found.update({str(item.name): _description(item) for item in answer.topics if not _is_missing(item)})
-        missing = [name for name in wanted if name not in found]
-        if missing:
-            cluster.doubt(answer)
-        return missing
+    def read(topic: MetadataResponseTopic) -> TopicDescription:
+        _check(topic.error_code, f"topic {topic.name}")
+        return _description(topic)
 
-    missing = _patiently(partial(ask, tuple(names)), deadline.left(), "describe topics")
-    if missing:
-        _patiently(partial(ask, missing), deadline.left(), "describe topics")
-    return found
+    return _view(cluster, names, timeout_s, read, with_operations=with_operations)
 
 
 def view_each(cluster: Cluster, names: Iterable[str], timeout_s: float) -> dict[str, TopicDescription | ErrorCode]:
     """Describe those of the topics that exist, with the permitted operations; of a refused one, return why.
 
-    One that exists for none of two brokers does not: a broker that is cut off from the others does not know what was
-    made since.
-
     Raises:
         KafkaUnavailableError: No broker that knows the cluster has answered in time.
     """
+
+    def read(topic: MetadataResponseTopic) -> TopicDescription | ErrorCode:
+        return _description(topic) if topic.error_code is ErrorCode.none else topic.error_code
+
+    return _view(cluster, names, timeout_s, read, with_operations=True)
+
+
+def _view(
+    cluster: Cluster,
+    names: Iterable[str],
+    timeout_s: float,
+    read: Callable[[MetadataResponseTopic], T],
+    *,
+    with_operations: bool,
+) -> dict[str, T]:
+    """Return what is read of those of the topics that exist.
+
+    One that exists for none of two brokers does not: a broker that is cut off from the others does not know what was
+    made since.
+    """
     deadline = Deadline(timeout_s)
-    found: dict[str, TopicDescription | ErrorCode] = {}
+    found: dict[str, T] = {}
 
     def ask(wanted: Sequence[str]) -> list[str]:
-        answer = _metadata(cluster, wanted, with_operations=True)
+        answer = _metadata(cluster, wanted, with_operations=with_operations)
         for item in answer.topics:
             if item.error_code is not ErrorCode.unknown_topic_or_partition:
-                found[str(item.name)] = _description(item) if item.error_code is ErrorCode.none else item.error_code
+                found[str(item.name)] = read(item)
         missing = [name for name in wanted if name not in found]
         if missing:
             cluster.doubt(answer)
@@ -194,14 +202,6 @@ def _check_knows_brokers(answer: MetadataResponse | DescribeClusterResponse) -> 
     """Refuse the answer of a broker that has just started: the topics and brokers it leaves out may exist."""
     if not answer.brokers:
         raise KafkaUnavailableError("the broker that was asked knows of no brokers yet")
-
-
-def _is_missing(topic: MetadataResponseTopic) -> bool:
-    """Return whether a topic does not exist; raise for any other error."""
-    if topic.error_code is ErrorCode.unknown_topic_or_partition:
-        return True
-    _check(topic.error_code, f"topic {topic.name}")
-    return False
 
 
 def _check(code: ErrorCode, subject: str) -> None:

@@ -360,6 +360,13 @@ class StreamConfig(NodeRecord):
         return self.buffer or self.name.buffer_topic(self.first_epoch, self.moves)
 
     @property
+    def renewal(self) -> str:
+        """How people give it another buffer, when that is lost."""
+        if self.topic:
+            return f"rollbridge stream release {self.topic}, then adopt it again"
+        return "copy what is needed, delete the stream and create it again"
+
+    @property
     def was_moved(self) -> bool:
         """True if an earlier version has moved it into another group, or has begun to: it takes no transactions."""
         return self.moves > 0 or bool(self.moving_to)

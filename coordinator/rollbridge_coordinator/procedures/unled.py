@@ -207,14 +207,9 @@ def buffer_fault(config: StreamConfig, look: TopicLook, now_ms: int) -> StreamFa
     if look.topic_id == config.buffer_topic_id:
         return None
     is_what = "does not exist" if not look.topic_id else f"has id {look.topic_id} and not {config.buffer_topic_id}"
-    to_do = (
-        f"rollbridge stream release {config.topic}, then adopt it again"
-        if config.topic
-        else "copy what is needed, delete the stream and create it again"
-    )
     why = (
         f"its transaction buffer, topic {topic}, {is_what}: it was deleted. What was committed is in its segments, "
-        f"what was open is lost; {to_do}"
+        f"what was open is lost; {config.renewal}"
     )
     return StreamFault(why, BUFFER_LOST, topic, now_ms)
 
