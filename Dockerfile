@@ -1,7 +1,7 @@
 # The coordinator, the gateway, and the command line for clients: docker build -t localhost/rollbridge/coordinator:0.3.0.dev0 .
 #
 # Without a network in the build: fetch the wheels first, and say where they are (docs/containers.md). Where no image of
-# Python can be pulled either, `rollbridge images build` makes a stand-in and does the rest.
+# Python can be pulled either, `make images` builds on Debian's packages and does the rest.
 ARG PYTHON_IMAGE=python:3.11-slim@sha256:c8271b1f627d0068857dce5b53e14a9558603b527e46f1f901722f935b786a39
 
 FROM ${PYTHON_IMAGE} AS build
@@ -35,6 +35,6 @@ EXPOSE 9464
 STOPSIGNAL SIGTERM
 # Healthy is a coordinator that could lead a group now: registered in ZooKeeper, and answered by Kafka; and a gateway that
 # serves and has its lease in ZooKeeper.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "rollbridge.serving.healthcheck"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=30s --retries=3 CMD ["python", "-m", "rollbridge.observe.healthcheck"]
 ENTRYPOINT ["rollbridge"]
 CMD ["coordinator"]

@@ -27,12 +27,14 @@ help:
 	@echo "make demo-cas  two processes race for one account, with compare-and-set and without"
 	@echo "make demo-scaling  a stream follows its load by itself: it splits, and merges again"
 	@echo "make demo-gateway  a Flink job is left for dead with a transaction open: who stands still, behind a gateway and not"
-	@echo "make test      tests against a real Kafka and a real ZooKeeper, quick ones first (ARGS=... goes to pytest)"
-	@echo "make test-long the tests that take longer: histories under faults, examples, long simulations"
+	@echo "make test      the quick tests, in 6 minutes on two cores (ARGS=... goes to pytest)"
+	@echo "make test-long all other tests: against real servers, histories under faults, examples, long simulations"
 	@echo "make soak      clients and random faults for MINUTES=30, then a verdict (ARGS=\"--seed N\" repeats one)"
 	@echo "               ARGS=\"--backend docker\": on three brokers and three ZooKeeper servers in containers"
 	@echo "make mutants   break a line for each guarantee, and see whether the tests that hold it notice"
 	@echo "make check     lint, format, types, and the links of docs and docstrings"
+	@echo "make house     size and shape of the product in figures, each with a ceiling that make check keeps"
+	@echo "               ARGS=--verbose: what was counted; ARGS=--trips: calls of six pieces of work"
 	@echo "make docs      docs and API reference as pages to read, in build/docs"
 	@echo "make bench     compare with native Kafka transactions"
 	@echo "make up        start Kafka, ZooKeeper and a coordinator on this machine; make down stops them"
@@ -91,8 +93,13 @@ mutants: $(VENV)/.dev
 check: $(VENV)/.dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m integration_tests.house --check
 	@$(BIN)/mypy --strict $(addprefix -p ,$(PACKAGES))
 	@$(BUILD_DOCS)
+
+.PHONY: house
+house: $(VENV)/.dev
+	@$(BIN)/python -m integration_tests.house $(ARGS)
 
 # The pages of docs/ and the API reference, to be read without a network. A link that leads nowhere is an error.
 .PHONY: docs
@@ -113,7 +120,7 @@ up: $(VENV)/.base servers
 
 .PHONY: images
 images: $(VENV)/.dev
-	@$(BIN)/rollbridge images build $(ARGS)
+	@$(BIN)/python -m integration_tests.images $(ARGS)
 
 # An example that runs on the cluster of `make up`: make example NAME=spark_flights
 .PHONY: example

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 
-from rollbridge.defects import MARK
+from rollbridge.base.logs import MARK
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
 """How many examples each property is tried with. The same ones each time, so that no run fails for what another commit
@@ -71,7 +72,8 @@ SINGLY = (
 SECONDS = "TEST_SECONDS"
 """For how long tests are begun; the others are skipped. So a slow machine does as much as it comes to."""
 TURN = "TEST_TURN"
-"""A number that decides which files come first then, so that in the course of some runs all of them do."""
+"""A number that decides which files come first then, so that in the course of some runs all of them do. Those with
+tests on containers are always first."""
 _UNTIL = "ROLLBRIDGE_TESTS_UNTIL"
 
 
@@ -111,10 +113,47 @@ def _no_defect(request: pytest.FixtureRequest, defects_elsewhere: Callable[[], l
         assert found, "this test provokes no defect any more: take its mark away"
 
 
+class _FailuresAtOnce:
+    """Names a test that fails, and the first line of why, at once; all of it follows at the end of the run."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:
+            lines = report.longreprtext.splitlines()
+            why = next((line[1:].strip() for line in lines if line.startswith("E ")), lines[-1] if lines else "")
+            reporter.ensure_newline()
+            reporter.write_line(f"{report.nodeid}: {why}", red=True)
+
+
 def pytest_configure(config: pytest.Config) -> None:
-    """The time of all test processes begins now."""
-    if os.environ.get(SECONDS) and not hasattr(config, "workerinput"):
+    """The time of all test processes begins now, and the first one of them tells of failures."""
+    if hasattr(config, "workerinput"):
+        return
+    config.pluginmanager.register(_FailuresAtOnce(config))
+    if os.environ.get(SECONDS):
         os.environ[_UNTIL] = str(time.time() + float(os.environ[SECONDS]))
+
+
+def pytest_collection() -> None:
+    """Collect without looking for garbage: of 12,000 tests nothing can go, and each look would take longer."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage from now on, but not among the tests."""
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark those cases of a test as long that ``long_cases`` names."""
+    case = getattr(item, "callspec", None)
+    if case is not None and any(case.id in mark.args for mark in item.iter_markers("long_cases")):
+        item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -143,9 +182,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Order the files when several processes share them; one process alone keeps the usual order."""
     turn = os.environ.get(TURN)
     if turn:
-        items.sort(key=lambda item: crc32(f"{turn} {_share(item.nodeid)}".encode()))
+        items.sort(key=lambda item: (not _is_contained(item), crc32(f"{turn} {_share(item.nodeid)}".encode())))
     elif os.environ.get("PYTEST_XDIST_WORKER"):
         items.sort(key=_rank)
+
+
+def _is_contained(item: pytest.Item) -> bool:
+    return item.get_closest_marker("containers") is not None
 
 
 def _share(nodeid: str) -> str:

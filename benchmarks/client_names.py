@@ -28,24 +28,18 @@ from typing import Any, Final
 import rollbridge
 from benchmarks.harness import Better, Experiment, Measure, Measured, Row
 from benchmarks.site import Site
-from rollbridge.model import paths
-from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import MINUTE_MS, ClientSession, CreateNode
-from rollbridge.model.sessions import DAY_MS, HOUR_MS
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_coordinator.procedures.sessions import forget_sessions, load_sessions
-from rollbridge_coordinator.state.effects import (
-    DatedNode,
-    ReadChildren,
-    ReadCounter,
-    ReadDated,
-    ReadNodes,
-    Steps,
-    Write,
-)
-from rollbridge_coordinator.state.group import GroupState, LeaderSettings
-from rollbridge_coordinator.state.sessions import SearchStage
+from rollbridge.base.effects import Steps
+from rollbridge.buffer.fold import BufferFold, BufferLimits
+from rollbridge.metadata import paths
+from rollbridge.metadata.client_sessions import DAY_MS, HOUR_MS, ClientSession
+from rollbridge.metadata.records import CreateNode
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.config import MINUTE_MS
+from rollbridge.stream.names import GroupName
+from rollbridge_coordinator.core.effects import DatedNode, ReadChildren, ReadCounter, ReadDated, ReadNodes, Write
+from rollbridge_coordinator.core.settings import LeaderSettings
+from rollbridge_coordinator.core.state import GroupState, SearchStage
+from rollbridge_coordinator.history.sessions import forget_sessions, load_sessions
 
 IDLE, TRACED = "idle names", "idle names, traced"
 SESSION: Final = "new sessions"

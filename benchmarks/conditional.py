@@ -15,11 +15,11 @@ from benchmarks.harness import OURS, Better, Experiment, Measure, Measured, Row
 from benchmarks.native import DEFAULTS, NO_LINGER, NativeProducer, commit_once
 from benchmarks.site import Pair, Site, answers_of, await_start, records
 from benchmarks.small import percentiles
+from rollbridge.base.sn import EMPTY, SN
 from rollbridge.cas.request import CasFuture
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError
-from rollbridge.model.cas import Scope
-from rollbridge.model.sn import EMPTY, SN
+from rollbridge.stream.conditions import Scope
 
 RUN: Final = 100
 CONTENDERS: Final = 8

@@ -56,8 +56,8 @@ class Ensemble:
 
     def __init__(self, seconds: float) -> None:
         # Containers are needed by this experiment alone.
+        from integration_tests.backends.container_nodes import prepare
         from integration_tests.backends.interface import Unsupported
-        from rollbridge_devcluster.containers import prepare
 
         try:
             prepare()

@@ -18,7 +18,7 @@ from benchmarks.native import DEFAULTS, LARGE_BATCHES, NativeProducer
 from benchmarks.site import Site, records, stable_end, wait_readable, where_merged
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.offsets import leader_bytes
-from rollbridge.model.names import Partition
+from rollbridge.stream.names import Partition
 
 NATIVES: Final[Mapping[str, Mapping[str, Any]]] = {
     "native, defaults": DEFAULTS,

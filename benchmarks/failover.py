@@ -10,10 +10,10 @@ from typing import Final
 import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.site import Site, another_coordinator
-from rollbridge.model.names import GroupName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_coordinator.state.succession import first_choice
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName
+from rollbridge_coordinator.daemon.succession import first_choice
 
 SESSION_S: Final = 6.0
 """ZooKeeper session time-out of the coordinators, their default."""

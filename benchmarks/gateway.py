@@ -27,14 +27,14 @@ from confluent_kafka import KafkaError, Message, Producer
 from benchmarks.harness import OURS, Better, Experiment, Measure, Measured, Row
 from benchmarks.native import NO_LINGER, NativeProducer, commit_once
 from benchmarks.site import RECORD_BYTES, Site, records
-from rollbridge.model import paths
-from rollbridge.model.gateways import Holder
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.gateways import Holder
+from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.programs import program_command
 from rollbridge_devcluster.services import gateway_command
 from rollbridge_devcluster.state import KAFKA
-from rollbridge_gateway.identity import client_name
+from rollbridge_gateway.producer.table import client_name
 
 PARTITIONS: Final = 4
 PATIENCE_S: Final = 120.0

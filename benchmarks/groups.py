@@ -18,10 +18,10 @@ import rollbridge
 from benchmarks.harness import Better, Experiment, Measure, Measured, Row
 from benchmarks.site import Site, another_coordinator, answers_of, await_start, records
 from rollbridge.client.transaction import CommitFuture
-from rollbridge.model.names import GroupName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_coordinator.state.succession import first_choice
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName
+from rollbridge_coordinator.daemon.succession import first_choice
 
 ONE, FOUR = "one group, one coordinator", "four groups, two coordinators"
 COORDINATORS: Final = ("one", "two")

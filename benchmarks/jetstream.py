@@ -28,7 +28,7 @@ from benchmarks.site import Pair, Site, records
 from benchmarks.small import percentiles
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import LocalEnvironmentError
-from rollbridge.model.cas import Scope
+from rollbridge.stream.conditions import Scope
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.state import LOOPBACK, free_port
 

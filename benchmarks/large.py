@@ -25,10 +25,10 @@ from benchmarks.site import Site, another_coordinator, records
 from rollbridge.kafka.fetch_plan import Fetched
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName, StreamName
 
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20

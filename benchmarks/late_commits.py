@@ -12,7 +12,7 @@ import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measure, Measured, Row
 from benchmarks.site import Site, another_coordinator
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.partitioners import KeySpace
+from rollbridge.stream.keyspace import KeySpace
 
 SEGMENTS: Final = 64
 SPLIT: Final = 5

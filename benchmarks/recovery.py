@@ -24,26 +24,27 @@ import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.memory import MIB, peak_bytes
 from benchmarks.site import Site
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, encode_abort, pack_bundle
+from rollbridge.buffer.snapshot_topic import SnapshotReader
+from rollbridge.commitlog.control import ControlKind, ControlRecord
 from rollbridge.kafka.appender import TransactionalAppender
-from rollbridge.kafka.snapshots import SnapshotReader
-from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, encode_abort, pack_bundle
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import (
+from rollbridge.stream.names import (
     GroupName,
     StreamName,
     snapshot_indexes_topic,
     snapshot_segments_topic,
     snapshot_topic,
 )
-from rollbridge_coordinator.shell.frames import control_batches
-from rollbridge_coordinator.state.snapshots import Marks, Snapshots, SnapshotSettings
+from rollbridge_coordinator.core.frame_reader import control_batches
+from rollbridge_coordinator.core.settings import SnapshotSettings
+from rollbridge_coordinator.history.snapshot_plan import Marks, Snapshots
 
 REPLAY: Final = "replay of the buffer"
 SINGLE: Final = "single snapshot"
 CLIENT: Final = "benchmark"
 PATIENCE_S: Final = 600.0
-_TOOK: Final = re.compile(r"took over in ([0-9.]+) s")
+_TOOK: Final = re.compile(r"took_s=([0-9.]+)")
 _UPDATE: Final = 1_000
 _AT_ONCE: Final = 20_000
 _FIRST: Final = 1 << 32

@@ -17,8 +17,8 @@ from confluent_kafka import Consumer, TopicPartition
 
 import rollbridge
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.epochs import EpochCause
-from rollbridge.model.names import StreamName
+from rollbridge.stream.epochs import EpochCause
+from rollbridge.stream.names import StreamName
 from rollbridge_devcluster.ephemeral import ProcessCluster
 from rollbridge_devcluster.nodes import ProcessNode
 

@@ -13,8 +13,8 @@ import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.recovery import logged_coordinator, took_s, wait_for, write_aborted
 from benchmarks.site import Site
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge_coordinator.state.succession import first_choice
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge_coordinator.daemon.succession import first_choice
 from rollbridge_devcluster.state import free_port
 
 COLD: Final = "cold"
@@ -86,7 +86,7 @@ class LongTail:
                 wait_for(lambda: self._has_followed(metrics), "standby that has read everything")
                 leader.kill()
                 seconds = took_s(own)
-                if "behind a warm tail" not in own.read_text():
+                if "standby=warm" not in own.read_text():
                     raise RuntimeError("the standby did not use what it had read")
                 return {"took_s": seconds}
 

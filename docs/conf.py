@@ -63,7 +63,7 @@ def _find(
         return None
     name = node["reftarget"].rstrip(".").removeprefix("~")
     last, domain = name.rpartition(".")[2], environment.domains["py"]
-    homes = "rollbridge.", "rollbridge.errors.", "rollbridge.consumer.records.", "rollbridge.consumer.stretches."
+    homes = "rollbridge.", "rollbridge.errors.", "rollbridge.consumer.records.", "rollbridge.consumer.fetched_ranges."
     for candidate in (f"rollbridge.{name}", *(home + last for home in homes)):
         found = domain.resolve_xref(environment, node["refdoc"], app.builder, "obj", candidate, node, text)
         if found is not None:

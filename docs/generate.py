@@ -1,5 +1,5 @@
 """Write the parts of these pages that follow from the code: state table, command line reference, tables of options,
-small programs, the runbook; and beside them rules of alerts and a board.
+small programs, the runbook.
 
 ``python docs/generate.py`` writes them; with ``--check`` it only says which are stale, and exits with 1 if any is. A
 test does the same.
@@ -23,36 +23,26 @@ from typing import Any, Final
 import click
 
 import rollbridge  # so that every module with error classes is loaded
+from rollbridge.base import metrics as client_metrics
+from rollbridge.base.metrics import Family
+from rollbridge.base.options import GIB, KIB, MIB, Option, table_of
+from rollbridge.base.security import Security, ZooKeeperSecurity
+from rollbridge.buffer.fold import BufferLimits
+from rollbridge.buffer.table import DECISIONS, AbortCause, Event, Move, Rejection, Row, State, Stay
 from rollbridge.cli.common import MEANINGS
 from rollbridge.cli.main import rollbridge as command_line
-from rollbridge.cli.monitoring import BOARD_FILE, RULES_FILE
-from rollbridge.client.runtime import ClientOptions
-from rollbridge.config import ConnectionSettings
-from rollbridge.consumer.settings import ConsumerOptions
+from rollbridge.config import ClientOptions, ConnectionSettings, ConsumerOptions, WriterOptions
 from rollbridge.errors import RollbridgeError
-from rollbridge.model import client_metrics
-from rollbridge.model.buffer import BufferLimits
-from rollbridge.model.metrics import Family
-from rollbridge.model.options import GIB, KIB, MIB, Option, table_of
-from rollbridge.model.transaction import DECISIONS, AbortCause, Drop, Event, Move, Row, State, Stay
-from rollbridge.monitoring.alerts import runbook
-from rollbridge.monitoring.board import board
-from rollbridge.monitoring.rules import ALERTS, rules
-from rollbridge.security.kafka import Security
-from rollbridge.security.zookeeper import ZooKeeperSecurity
-from rollbridge.writer.accumulator import WriterOptions
+from rollbridge.monitoring.runbook import alerts, runbook
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.state import families
-from rollbridge_coordinator.state.group import LeaderSettings
-from rollbridge_coordinator.state.metrics import CommitPath
-from rollbridge_coordinator.state.scaling import ScalingSettings
-from rollbridge_coordinator.state.snapshots import SnapshotSettings
+from rollbridge_coordinator.core import metric_samples
+from rollbridge_coordinator.core.metrics import CommitPath
+from rollbridge_coordinator.core.settings import LeaderSettings, ScalingSettings, SnapshotSettings
 from rollbridge_gateway import __main__ as gateway_main
-from rollbridge_gateway import families as gateway_families
+from rollbridge_gateway.server import metrics as gateway_families
 
 try:
-    from rollbridge.spark.settings import SourceOptions, SparkOptions
-    from rollbridge.spark.sink import JobOptions, SinkOptions
+    from rollbridge.spark.settings import JobOptions, SinkOptions, SourceOptions, SparkOptions
 except ImportError:  # Without PySpark its tables are left as they are.
     SPARK: dict[str, tuple[type, ...]] = {}
 else:
@@ -69,8 +59,8 @@ STATES_PAGE: Final = """\
 # The life of a transaction
 
 What each event does to a transaction in each state. The leader folds the buffers by this table, frame by frame
-(`bridge/rollbridge/model/buffer.py`); the page is written by `docs/generate.py` from
-`bridge/rollbridge/model/transaction.py`. A test drives the fold through every row, and another fails when the page is
+(`bridge/rollbridge/buffer/fold.py`); the page is written by `docs/generate.py` from
+`bridge/rollbridge/buffer/table.py`. A test drives the fold through every row, and another fails when the page is
 stale.
 
 ![Transactions go from unknown over open and committing to committed, or from open and committing over aborting to
@@ -111,7 +101,7 @@ def protocol_states() -> str:
             [(f"`{event}`", *(_cell(rows.get(event)) for rows in DECISIONS.values())) for event in Event],
         ),
         stays=_markdown_table(("", ""), [(_word(stay), stay.value) for stay in Stay]),
-        drops=_members(Drop, _word),
+        drops=_members(Rejection, _word),
     )
 
 
@@ -168,7 +158,21 @@ OPTIONS: Final[Mapping[str, tuple[type, ...]]] = {
     **SPARK,
 }
 """What stands in the table of a name; pages say where, between two comments."""
-OPTION_PAGES: Final = tuple(HERE / f"{name}.md" for name in ("gateway", "operations", "options", "security", "spark"))
+MARKED_PAGES: Final = tuple(
+    HERE / f"{name}.md"
+    for name in (
+        "coordinator-options",
+        "gateway",
+        "logs-and-tracing",
+        "metrics",
+        "options",
+        "runbook",
+        "runbook-gateways",
+        "security",
+        "spark",
+    )
+)
+"""Pages with tables or a runbook between two comments."""
 _MARK: Final = re.compile(r"(<!-- options: (\w+) -->\n\n)(?:\|.*\n)*(\n?<!-- end of options -->\n)")
 _TYPES: Final = {
     "str": "text",
@@ -284,14 +288,14 @@ def _with_options(text: str) -> str:
 
 METRICS: Final[Mapping[str, Sequence[Family]]] = {
     "client": client_metrics.FAMILIES,
-    "coordinator": families.OF_COORDINATOR,
-    "transactions": families.OF_TRANSACTIONS,
-    "rounds": families.OF_ROUNDS,
-    "streams": families.OF_STREAMS,
-    "leaders": families.OF_LEADERS,
-    "standbys": families.OF_STANDBY,
-    "snapshots": families.OF_SNAPSHOTS,
-    "counts": families.OF_COUNTS,
+    "coordinator": metric_samples.OF_COORDINATOR,
+    "transactions": metric_samples.OF_TRANSACTIONS,
+    "rounds": metric_samples.OF_ROUNDS,
+    "streams": metric_samples.OF_STREAMS,
+    "leaders": metric_samples.OF_LEADERS,
+    "standbys": metric_samples.OF_STANDBY,
+    "snapshots": metric_samples.OF_SNAPSHOTS,
+    "counts": metric_samples.OF_COUNTS,
     "gateway": gateway_families.FAMILIES,
 }
 VALUES: Final[Mapping[str, type[StrEnum]]] = {
@@ -324,19 +328,19 @@ def _with_metrics(text: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------------------------
-# The runbook, a section for each alert. What Prometheus and Grafana are given stands beside the pages.
+# The runbook, a section for each alert.
 
-MONITORING: Final = HERE / "monitoring"
-_RUNBOOK: Final = re.compile(r"(<!-- runbook -->\n).*(<!-- end of runbook -->\n)", re.DOTALL)
+_RUNBOOK: Final = re.compile(r"(<!-- runbook: (\w+) -->\n).*(<!-- end of runbook -->\n)", re.DOTALL)
 
 
-def runbooks() -> str:
-    """The sections of all alerts."""
-    return "\n".join(f"### {name}\n\n{runbook(alert)}" for name, alert in ALERTS.items())
+def runbooks(of: str) -> str:
+    """The sections of all alerts of coordinators, or of gateways."""
+    names = [name for name in alerts() if ("Gateway" in name) == (of == "gateways")]
+    return "\n".join(f"## {name}\n\n{runbook(alerts()[name])}" for name in names)
 
 
 def _with_runbook(text: str) -> str:
-    return _RUNBOOK.sub(lambda mark: f"{mark[1]}\n{runbooks()}\n{mark[2]}", text)
+    return _RUNBOOK.sub(lambda mark: f"{mark[1]}\n{runbooks(mark[2])}\n{mark[3]}", text)
 
 
 # --------------------------------------------------------------------------------------------------------------------
@@ -406,7 +410,7 @@ them, twice and in both orders. They find the cluster of `make up`, or the one t
 `ROLLBRIDGE_ZOOKEEPER` name: `make example NAME=produce`. Larger programs are in `spark_examples/demo/`. This page is
 written by `docs/generate.py`; a test fails when it is stale.
 
-`b.reader` and `b.transactions` go on for ever with what comes, as a Kafka consumer does; `follow=False` ends where the
+`b.reader` and `b.transactions` follow the stream for ever, as a Kafka consumer does; `follow=False` ends where the
 stream ends now, which is what a small program wants.
 """
 
@@ -437,10 +441,8 @@ def pages() -> dict[Path, str]:
         HERE / "protocol-states.md": protocol_states(),
         HERE / "examples.md": examples(),
         **{
-            path: _with_runbook(_with_metrics(_with_options(path.read_text(encoding="utf-8")))) for path in OPTION_PAGES
+            path: _with_runbook(_with_metrics(_with_options(path.read_text(encoding="utf-8")))) for path in MARKED_PAGES
         },
-        MONITORING / RULES_FILE: rules(),
-        MONITORING / BOARD_FILE: board(),
         cli: written + (marker or "<!-- From here on") + end_of_marker + command_reference(),
     }
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 from xml.sax.saxutils import escape
 
-from rollbridge.model.transaction import DECISIONS, Move, State
+from rollbridge.buffer.table import DECISIONS, Move, State
 
 HERE: Final = Path(__file__).parent
 _LINE: Final = 17

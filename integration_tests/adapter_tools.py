@@ -15,7 +15,7 @@ from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i32
 
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.clients import consumer_config
 from rollbridge.kafka.metadata import Clusters, CoordinatorType, Isolation

@@ -7,8 +7,8 @@ import time
 
 import cramjam
 
+from rollbridge.base.avro import encode_long
 from rollbridge.kafka.batches import Compression, framed
-from rollbridge.model.avro import encode_long
 
 BOMB_BYTES = 300_000_000
 """Decompressed; far above what a reader may take."""

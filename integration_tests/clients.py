@@ -15,18 +15,18 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import until
-from rollbridge.client.adoption import Adoption
-from rollbridge.consumer.writers import BatchFetcher
+from rollbridge.base.attribution import HEADER_VALUE, RECORD_HEADER, unpack_record_header, unpack_run
+from rollbridge.base.ids import TransactionId
+from rollbridge.base.sn import DLSN
+from rollbridge.client.admin import Adoption
+from rollbridge.consumer.records import BatchFetcher
 from rollbridge.errors import InvalidRequestError, RollbridgeError
 from rollbridge.kafka.clients import get_headers
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.attribution import HEADER_VALUE, RECORD_HEADER, unpack_record_header, unpack_run
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import TOPICS_SCOPE, StreamName, parse_segment_topic
-from rollbridge.model.sn import DLSN
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import TOPICS_SCOPE, StreamName, parse_segment_topic
 
 __all__ = [
     "Site",

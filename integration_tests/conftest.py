@@ -24,9 +24,12 @@ from integration_tests.backends.choice import (
 )
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import AnyCluster, Unsupported
-from integration_tests.clients import Site
+from integration_tests.clients import Site, adopt
+from integration_tests.command_line import Cli
 from integration_tests.defects import WATCH
+from integration_tests.faults import FaultProxy
 from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.kafka_tools import create_topic
 from integration_tests.leftovers import children, left_behind, share
 from integration_tests.spark_tools import spark_session
 from rollbridge.errors import LocalEnvironmentError
@@ -34,21 +37,65 @@ from rollbridge.errors import LocalEnvironmentError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+QUICK = {
+    "containers/test_reaper.py",
+    "containers/test_survival.py",
+    "test_adoption.py",
+    "test_cas.py",
+    "test_cli_streams.py",
+    "test_client_scaling.py",
+    "test_client_transactions.py",
+    "test_commits_by_name.py",
+    "test_consumer.py",
+    "test_crash_points.py",
+    "test_doctor.py",
+    "test_fast_takeover.py",
+    "test_gateway_checks.py",
+    "test_gateway_librdkafka.py",
+    "test_histories.py",
+    "test_history_checks.py",
+    "test_house.py",
+    "test_interop.py",
+    "test_kafka_wire.py",
+    "test_leases.py",
+    "test_lives.py",
+    "test_outcomes.py",
+    "test_readers.py",
+    "test_seal.py",
+    "test_snapshots.py",
+    "test_spark_sink.py::test_a_batch_job_is_one_transaction_of_several_streams",
+    "test_spark_source.py::test_a_batch_begins_and_ends_where_it_is_told_to",
+    "test_transaction_reader.py",
+    "test_verify.py",
+    "test_zookeeper_metadata.py",
+}
+"""Files and tests that `make test` runs, a few of each promise, but for what they mark as long. All others are long."""
 SMALL_DISK_MIB = 512
 _PROPERTY = "containers"
 """Of a test's reports: why it had none, or nothing."""
+_HERE = Path(__file__).parent
 _run = uuid.uuid4().hex[:8]
 _numbers = itertools.count(1)
 
 
 def pytest_configure() -> None:
-    """A backend that there is not ends the run before it begins."""
+    """A backend or a quick file that there is not ends the run before it begins."""
     chosen()
+    gone = [name for name in QUICK if not (_HERE / name.partition("::")[0]).exists()]
+    if gone:
+        raise pytest.UsageError(f"QUICK names files that do not exist: {', '.join(gone)}")
 
 
 def pytest_report_header() -> str:
     """Which backend was asked for."""
     return f"servers: {BACKEND_VARIABLE}={chosen()}"
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark tests of this folder as long, but for the quick ones."""
+    file = item.path.relative_to(_HERE).as_posix()
+    if not QUICK & {file, f"{file}::{getattr(item, 'originalname', '')}"}:
+        item.add_marker(pytest.mark.long)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -58,7 +105,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         reason = why_no_containers()
         item.user_properties.append((_PROPERTY, reason or ""))
         if reason:
-            lacking(reason)
+            lacking(reason, containers=True)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -186,6 +233,18 @@ def client(site: Site) -> Iterator[rollbridge.Bridge]:
 
 
 @pytest.fixture
+def cli(site: Site) -> Cli:
+    """The command line, for the site of the module."""
+    return Cli(site.cluster, site.root)
+
+
+@pytest.fixture
+def root(unique_name: Callable[[str], str]) -> str:
+    """A ZooKeeper root path of the test's own."""
+    return f"/{unique_name('root')}"
+
+
+@pytest.fixture
 def scope(unique_name: Callable[[str], str]) -> str:
     """A scope for the streams of one test."""
     return unique_name("scope")
@@ -213,6 +272,21 @@ def payments(client: rollbridge.Bridge, scope: str) -> str:
     name = f"{scope}/payments"
     client.admin.create_stream(name, segments=3)
     return name
+
+
+@pytest.fixture
+def proxy(cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """Stands between the broker and what of ours connects to it in this process."""
+    with FaultProxy(cluster.bootstrap_servers) as proxy, proxy.in_between(monkeypatch):
+        yield proxy
+
+
+@pytest.fixture
+def topic(site: Site, client: rollbridge.Bridge, topic_prefix: str) -> str:
+    """A topic of one partition that a stream of the site has adopted."""
+    create_topic(site.cluster.bootstrap_servers, topic_prefix)
+    adopt(client, topic_prefix)
+    return topic_prefix
 
 
 @pytest.fixture(scope="module")

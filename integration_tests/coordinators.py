@@ -16,13 +16,13 @@ from typing import Protocol, Self
 
 from integration_tests.crashing import CRASH_AT, program
 from integration_tests.patience import PATIENCE_S, end
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import ControllerEpoch
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import ControllerEpoch
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName
 
 SESSION_TIMEOUT_S = 1.0
-TERM_ENDS = ("no longer the leader", "gives up the lead")
+TERM_ENDS = ("lead.lost ", "lead.given-up ")
 """How a leader says that its term has ended: what tells it first, Kafka's fence or its session, is a matter of luck."""
 
 

@@ -28,10 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+from rollbridge.base.effects import AnyEffect, Steps
 from rollbridge_coordinator.__main__ import main
-from rollbridge_coordinator.procedures import sessions
-from rollbridge_coordinator.shell.interpreter import Moment
-from rollbridge_coordinator.state.effects import AnyEffect, Steps
+from rollbridge_coordinator.core.interpreter import Moment
+from rollbridge_coordinator.history import sessions
 
 logger = logging.getLogger("crashing")
 

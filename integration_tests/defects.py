@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from rollbridge.defects import MARK
+from rollbridge.base.logs import MARK
 
 _SUFFIXES: Final = (".log", ".err", ".out")
 _DATA: Final = "data"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from rollbridge.kafka.batches import complete_batches, parse_header, read_records
-from rollbridge_gateway.versions import Api
+from rollbridge_gateway.protocol.versions import Api
 
 BY_HAND: Final = "by hand"
 """Session of requests that no client sends."""
@@ -128,7 +128,7 @@ ALLOWED: Final[Sequence[Allowed]] = (
         "*base_offset|*log_start_offset",
         "*",
         "-1",
-        "Where a record stands is known at the commit: `RecordMetadata` has no offset.",
+        "The offset of a record is known at the commit: `RecordMetadata` has no offset.",
         asked="a record is written",
     ),
     Allowed("PRODUCE", "*log_append_time", "*", "None", "When a record is appended is known at the commit."),
@@ -137,7 +137,7 @@ ALLOWED: Final[Sequence[Allowed]] = (
         _CODE,
         "invalid_transaction_timeout",
         "none",
-        "It is the lease of transactions that block nobody: up to seven days.",
+        "It is the lease of transactions that block no reader: up to seven days.",
         "time-out of 960 s*",
         asked="a `transaction.timeout.ms` of more than 15 minutes",
     ),
@@ -202,7 +202,7 @@ ALLOWED: Final[Sequence[Allowed]] = (
         _CODE,
         "none",
         "invalid_request",
-        "No record has such an offset, and no consumer could go on from it.",
+        "No record has such an offset, and no consumer could continue from it.",
         "offsets below 0*",
         asked="an offset below 0 is to be committed",
     ),

@@ -30,7 +30,7 @@ from kio.serial import entity_reader, entity_writer
 from kio.static.primitive import i16, i32, i32Timedelta, i64
 
 from integration_tests.patience import PATIENCE_S
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.metadata import Broker, Cluster
 

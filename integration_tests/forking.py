@@ -16,7 +16,7 @@ import rollbridge
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.model.names import StreamName
+from rollbridge.stream.names import StreamName
 
 RECORDS = 300
 _PATIENCE_S = 60

@@ -14,7 +14,7 @@ from typing import Final, Self
 from integration_tests.patience import end, eventually
 from rollbridge_devcluster.services import gateway_command
 from rollbridge_devcluster.state import free_port
-from rollbridge_gateway.cluster import Gateway, chosen
+from rollbridge_gateway.server.cluster import Gateway, chosen
 
 SESSION_TIMEOUT_S = 10.0
 """A slow machine does not lose it by itself; who takes over from a gateway that was killed waits for half of it."""

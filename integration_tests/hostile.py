@@ -22,17 +22,17 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 import rollbridge
 from integration_tests.hostile_content import Content
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import FrameHeader, FrameKind, Manifest, PieceKey, unpack_header
+from rollbridge.commitlog.control import decode_control
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.committed import batch_of_one
-from rollbridge.model import paths
-from rollbridge.model.control import decode_control
-from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey, unpack_header
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.zookeeper.errors import ZooKeeperDeniedError
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.errors import ZooKeeperDeniedError
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName, StreamName
 
 PAUSE_S: Final = 0.05
 """Between two things: other tests need the machine as well."""
@@ -378,7 +378,7 @@ class Hostile:
             paths.committing(self._group),
             paths.scaling(self._group),
             paths.outdated(self._group),
-            f"{paths.suspended(self._group)}/x",
+            f"{paths.pending_changes(self._group)}/x",
             paths.stream(self._own),
             paths.truncation(self._own),
             paths.epoch(self._own, 1),

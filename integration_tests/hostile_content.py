@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import rollbridge_schemas
+from rollbridge.base.attribution import pack_run
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import HEADER, MAGIC, VERSION, FrameHeader, FrameKind, pack_bundle
 from rollbridge.kafka.batches import BatchBuilder, Compression, framed
-from rollbridge.model.attribution import pack_run
-from rollbridge.model.frames import HEADER, MAGIC, VERSION, FrameHeader, FrameKind, pack_bundle
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.requests import RequestKind
+from rollbridge.metadata.requests import RequestKind
 
 Message = tuple[bytes | None, bytes | None]
 """Key and value."""

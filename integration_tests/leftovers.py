@@ -23,6 +23,7 @@ _HELPERS: Final = (
     "multiprocessing.resource_tracker",
     "multiprocessing.forkserver",
     "rollbridge_devcluster reap",
+    "integration_tests.backends.engine",
 )
 """Processes that live as long as the one that they help."""
 

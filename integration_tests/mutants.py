@@ -36,86 +36,87 @@ TESTS_S: Final = 600.0
 """A mutant that makes the tests of a row take longer is noticed."""
 
 ROWS: Final[Mapping[int, Sequence[str]]] = {
-    3: ("bridge/rollbridge/model/pieces.py: BufferedTransaction.merged_frames BufferedTransaction._matched",),
-    5: ("bridge/rollbridge/model/commit_order.py: CommitLine order_of CommitLines.release CommitLines.due",),
-    6: ("bridge/rollbridge/model/reading.py: ReadingPlan",),
-    9: ("bridge/rollbridge/model/buffer.py: BufferFold.expire",),
-    14: ("bridge/rollbridge/model/reading.py: ReadingPlan",),
-    18: ("bridge/rollbridge/model/cas.py: holds is_refuted place_of",),
-    28: ("bridge/rollbridge/model/cas.py: _falling",),
-    33: ("bridge/rollbridge/model/fences.py: Owners",),
-    36: ("bridge/rollbridge/model/truncation.py: floors_of consistent removable",),
-    39: ("bridge/rollbridge/model/truncation.py: without_epochs first_needed",),
-    41: ("bridge/rollbridge/model/cooperative.py: decide_step decide_again SharedSession",),
-    65: ("bridge/rollbridge/model/cooperative.py: SharedSession decide_step",),
-    68: ("bridge/rollbridge/model/partitioners.py: KeySpace native_partition",),
-    72: ("bridge/rollbridge/model/epochs.py: EpochHistory.plan_rolling common_parts",),
-    73: ("coordinator/rollbridge_coordinator/state/linger.py: Lingering LateCommits",),
-    75: ("bridge/rollbridge/model/ended.py: EndedIds",),
-    77: ("bridge/rollbridge/consumer/writers.py: seen_in may_lack_heads _KnownRuns",),
-    78: ("bridge/rollbridge/model/versions.py: is_version content_of unreadable",),
-    81: ("bridge/rollbridge/model/verification.py: SegmentCheck",),
-    86: ("bridge/rollbridge/model/savepoints.py: SavepointFrame HeldSavepoint StoredSavepoint",),
-    88: ("gateway/rollbridge_gateway/producers.py: found ProducerState",),
-    89: ("gateway/rollbridge_gateway/pace.py: Pace",),
-    92: ("gateway/rollbridge_gateway/logins.py: Login",),
-    93: ("gateway/rollbridge_gateway/lives.py: Life Witness",),
-    94: ("gateway/rollbridge_gateway/expiry.py: is_due sweep",),
-    96: ("gateway/rollbridge_gateway/departures.py: Departures ToldDepartures",),
-    97: ("coordinator/rollbridge_coordinator/procedures/requests.py: put_question _delete",),
-    98: ("coordinator/rollbridge_coordinator/state/group.py: GroupState.is_folded",),
+    3: ("bridge/rollbridge/buffer/state.py: BufferedTransaction.merged_frames BufferedTransaction._matched",),
+    5: ("bridge/rollbridge/commitlog/commit_order.py: CommitLine order_of CommitLines.release CommitLines.due",),
+    6: ("bridge/rollbridge/stream/reading.py: ReadingPlan",),
+    9: ("bridge/rollbridge/buffer/fold.py: BufferFold.expire",),
+    14: ("bridge/rollbridge/stream/reading.py: ReadingPlan",),
+    18: ("bridge/rollbridge/stream/conditions.py: holds is_refuted place_of",),
+    28: ("bridge/rollbridge/stream/conditions.py: _falling",),
+    33: ("bridge/rollbridge/buffer/owners.py: Owners",),
+    36: ("bridge/rollbridge/stream/truncation.py: floors_of consistent removable",),
+    39: ("bridge/rollbridge/stream/epochs.py: without_epochs", "bridge/rollbridge/stream/truncation.py: first_needed"),
+    41: ("bridge/rollbridge/metadata/client_sessions.py: decide_step decide_again SharedSession",),
+    65: ("bridge/rollbridge/metadata/client_sessions.py: SharedSession decide_step",),
+    68: ("bridge/rollbridge/stream/keyspace.py: KeySpace native_partition",),
+    72: ("bridge/rollbridge/stream/epochs.py: EpochHistory.plan_rolling common_parts",),
+    73: ("coordinator/rollbridge_coordinator/core/waits.py: Lingering LateCommits",),
+    75: ("bridge/rollbridge/commitlog/outcomes.py: EndedIds",),
+    77: ("bridge/rollbridge/consumer/records.py: seen_in may_lack_heads _KnownRuns",),
+    78: ("bridge/rollbridge/base/mapper.py: is_version content_of unreadable",),
+    81: ("bridge/rollbridge/doctor/verification.py: SegmentCheck",),
+    86: ("bridge/rollbridge/buffer/savepoints.py: SavepointFrame HeldSavepoint StoredSavepoint",),
+    88: ("gateway/rollbridge_gateway/producer/table.py: found ProducerState",),
+    89: ("gateway/rollbridge_gateway/server/framing.py: Pace",),
+    92: ("gateway/rollbridge_gateway/server/handlers.py: Login",),
+    93: ("gateway/rollbridge_gateway/producer/ids.py: Life Witness",),
+    94: ("gateway/rollbridge_gateway/producer/expiration.py: is_due sweep",),
+    96: ("gateway/rollbridge_gateway/server/cluster.py: Departures ToldDepartures",),
+    97: ("coordinator/rollbridge_coordinator/core/requests.py: put_question _delete",),
+    98: ("coordinator/rollbridge_coordinator/core/state.py: GroupState.is_folded",),
     99: (
-        "coordinator/rollbridge_coordinator/procedures/unled.py: load_streams buffer_fault _load _exclude",
-        "coordinator/rollbridge_coordinator/state/faults.py: Suspects",
-        "bridge/rollbridge/model/journal.py: deleted_by_hand",
+        "coordinator/rollbridge_coordinator/streams/unled.py: load_streams buffer_fault _load _exclude",
+        "coordinator/rollbridge_coordinator/core/waits.py: Suspects",
+        "bridge/rollbridge/metadata/journal.py: deleted_by_hand",
     ),
     100: (
-        "coordinator/rollbridge_coordinator/procedures/unled.py: end_lost _end_unread _is_lost",
-        "bridge/rollbridge/kafka/views.py: view_each _view",
+        "coordinator/rollbridge_coordinator/streams/unled.py: end_lost _end_unread _is_lost",
+        "bridge/rollbridge/kafka/topics.py: view_each _view",
     ),
     101: (
-        "coordinator/rollbridge_coordinator/procedures/takeover.py: _finish",
-        "coordinator/rollbridge_coordinator/procedures/suspended.py: read_change halt",
+        "coordinator/rollbridge_coordinator/history/takeover.py: _finish",
+        "coordinator/rollbridge_coordinator/streams/pending_changes.py: read_change halt",
     ),
     102: (
-        "coordinator/rollbridge_coordinator/shell/workshop.py: is_late",
-        "coordinator/rollbridge_coordinator/procedures/preparing.py: _begin_again",
+        "coordinator/rollbridge_coordinator/core/merge_pool.py: is_late",
+        "coordinator/rollbridge_coordinator/commit/large.py: _begin_again",
     ),
     103: ("bridge/rollbridge/client/sessions.py: ClientSessions.places ClientSessions.take_over",),
     104: ("bridge/rollbridge/kafka/dispatch.py: Dispatcher.reach Dispatcher._open Dispatcher.reset",),
     105: (
         "bridge/rollbridge/kafka/metadata.py: LeaderEpochs Cluster.forget_leader Cluster._believed Cluster._in_turn",
-        "bridge/rollbridge/kafka/coordination.py: ask_coordinator",
+        "bridge/rollbridge/kafka/transactions.py: ask_coordinator",
     ),
     106: ("bridge/rollbridge/doctor/checks.py: native_transactions",),
     107: ("bridge/rollbridge/kafka/queues.py: Lane",),
     108: (
-        "bridge/rollbridge/model/topic_names.py: TopicNames.of",
-        "gateway/rollbridge_gateway/shell/topics.py: Topics.look Topics.saw Topics.stream_of Topics._read",
+        "bridge/rollbridge/metadata/records.py: TopicNames.of",
+        "gateway/rollbridge_gateway/server/topics.py: Topics.look Topics.saw Topics.stream_of Topics._read",
     ),
     109: ("bridge/rollbridge/writer/sender.py: PlainSender._leave PlainSender._lose PlainSender.changed",),
-    110: ("bridge/rollbridge/connection.py: _Parts",),
-    111: ("bridge/rollbridge/consumer/theirs.py: as_kafka_exception as_theirs",),
-    112: ("bridge/rollbridge/model/attribution.py: unpack_run own_header",),
-    113: ("bridge/rollbridge/model/errors.py: PortableError _restored",),
-    114: ("bridge/rollbridge/serving/http_service.py: ConnectionSlots network_of",),
+    110: ("bridge/rollbridge/client/connection.py: _Parts",),
+    111: ("bridge/rollbridge/consumer/consumer.py: as_kafka_exception as_theirs",),
+    112: ("bridge/rollbridge/base/attribution.py: unpack_run own_header",),
+    113: ("bridge/rollbridge/base/errors.py: PortableError _restored",),
+    114: ("bridge/rollbridge/observe/http_service.py: ConnectionSlots network_of",),
     115: (
-        "bridge/rollbridge/model/health.py: stream_state shown_state group_fault",
+        "bridge/rollbridge/metadata/changes.py: stream_state shown_state group_fault",
         "bridge/rollbridge/doctor/checks.py: reach fold",
-        "coordinator/rollbridge_coordinator/shell/vitals.py: ReachWatch.look ReachWatch._fault_of",
+        "coordinator/rollbridge_coordinator/daemon/health.py: ReachWatch.look ReachWatch._fault_of",
     ),
-    116: ("bridge/rollbridge/model/text.py: printable",),
+    116: ("bridge/rollbridge/base/text.py: printable",),
     117: (
-        "gateway/rollbridge_gateway/shell/handshakes.py: telling",
-        "bridge/rollbridge/security/certificates.py: ends_of_validity _not_after _element",
+        "gateway/rollbridge_gateway/server/server.py: telling",
+        "bridge/rollbridge/base/security.py: ends_of_validity _not_after _element",
         "gateway/rollbridge_gateway/settings.py: GatewaySettings.check_certificate",
     ),
-    118: ("coordinator/rollbridge_coordinator/state/succession.py: stands_in_s hands_over_to Setbacks",),
+    118: ("coordinator/rollbridge_coordinator/daemon/succession.py: stands_in_s hands_over_to Setbacks",),
     119: (
-        "bridge/rollbridge/model/journal.py: begin_log _streams_in",
-        "coordinator/rollbridge_coordinator/procedures/unled.py: look_at_streams _make_buffers",
-        "coordinator/rollbridge_coordinator/procedures/commit_log.py: keep_emptied _has_outcome may_have_ended",
+        "bridge/rollbridge/metadata/journal.py: begin_log _streams_in",
+        "coordinator/rollbridge_coordinator/streams/unled.py: look_at_streams _make_buffers",
+        "coordinator/rollbridge_coordinator/history/commit_log.py: keep_emptied _has_outcome may_have_ended",
     ),
+    122: ("coordinator/rollbridge_coordinator/core/transactional_ids.py: CommitGuard",),
 }
 """Code that holds a row: ``FILE: FUNCTION CLASS CLASS.METHOD ...``."""
 
@@ -123,22 +124,22 @@ WHOLE: Final = frozenset({103, 104, 109, 110, 111, 119})
 """Rows of which all tests run, simulations and those with servers: minutes for each mutant."""
 
 SAME: Final[Mapping[str, str]] = {
-    "bridge/rollbridge/model/commit_order.py CommitLine: `number < self.floor` → `(number <= self.floor)`": (
+    "bridge/rollbridge/commitlog/commit_order.py CommitLine: `number < self.floor` → `(number <= self.floor)`": (
         "a commit that is held has been met, so its own number never is the floor"
     ),
     "bridge/rollbridge/doctor/checks.py native_transactions: `native.age_s > HANGING.total_seconds()` → "
     "`(native.age_s >= HANGING.total_seconds())`": "no age is that to the last digit",
-    "bridge/rollbridge/kafka/coordination.py ask_coordinator: `time.sleep(min(pause_s, _MARKERS_BACKOFF_MAX_S) if "
+    "bridge/rollbridge/kafka/transactions.py ask_coordinator: `time.sleep(min(pause_s, _MARKERS_BACKOFF_MAX_S) if "
     "markers else pause_s)` → `pass`": "it asks more often, and gets the same answer",
-    "bridge/rollbridge/kafka/coordination.py ask_coordinator: `markers` → `(not (markers))`": (
+    "bridge/rollbridge/kafka/transactions.py ask_coordinator: `markers` → `(not (markers))`": (
         "it asks at another pace, and gets the same answer"
     ),
-    "bridge/rollbridge/serving/http_service.py ConnectionSlots: `del self._taken[id(leaves)]` → `pass`": (
+    "bridge/rollbridge/observe/http_service.py ConnectionSlots: `del self._taken[id(leaves)]` → `pass`": (
         "the thread of who is sent away gives the place back, a moment later"
     ),
-    "coordinator/rollbridge_coordinator/state/succession.py Setbacks: `now_s - began_s > REST_MAX_S` → "
+    "coordinator/rollbridge_coordinator/daemon/succession.py Setbacks: `now_s - began_s > REST_MAX_S` → "
     "`(now_s - began_s >= REST_MAX_S)`": "no term lasts for that to the last digit",
-    "gateway/rollbridge_gateway/shell/handshakes.py telling: `raise self._fault` → `pass`": (
+    "gateway/rollbridge_gateway/server/server.py telling: `raise self._fault` → `pass`": (
         "OpenSSL raises the same again, to a client that goes on to send after its alert"
     ),
 }

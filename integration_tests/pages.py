@@ -23,7 +23,7 @@ def page_of(log: Path) -> str:
     found: list[str] = []
 
     def said() -> bool:
-        port = re.search(r"live page at port (\d+)", log.read_text())
+        port = re.search(r"http\.listening at=(\d+): live page", log.read_text())
         if port is not None:
             found.append(f"http://127.0.0.1:{port[1]}/")
         return port is not None

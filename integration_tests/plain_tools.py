@@ -12,7 +12,7 @@ from confluent_kafka import Message
 
 import rollbridge
 from integration_tests.clients import until
-from rollbridge.model.sn import DLSN
+from rollbridge.base.sn import DLSN
 from rollbridge.writer import PlainFuture
 
 KEYS = [b"key-%02d" % number for number in range(24)]

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
@@ -22,11 +21,11 @@ from integration_tests.command_line import run_cli
 from integration_tests.coordinators import controller_epoch
 from integration_tests.patience import PATIENCE_S
 from integration_tests.spark_tools import options_of
+from rollbridge.buffer.frames import FrameHeader, FrameKind, Manifest, PieceKey
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.frames import FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName, StreamName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -274,11 +273,6 @@ IMPOSSIBLE: dict[tuple[str, str], str] = {
 }
 CELLS = [(way, name) for way in WAYS for name in POISONS if (way, name) not in IMPOSSIBLE]
 """What is run; the others are in IMPOSSIBLE, with the reason."""
-
-
-def closing_group(site: Site, client: rollbridge.Bridge, scope: str) -> closing[Group]:
-    """A group that is closed in the end."""
-    return closing(Group(site, client, scope))
 
 
 def abort_all(group: Group) -> bool:

@@ -16,8 +16,7 @@ from urllib.parse import quote
 
 from integration_tests.backends.choice import lacking
 from integration_tests.patience import end, eventually
-from rollbridge.monitoring.panels import ROWS
-from rollbridge.monitoring.rules import rules
+from rollbridge.monitoring.runbook import board, rules
 from rollbridge_devcluster.state import LOOPBACK, free_port
 
 JOB: Final = "rollbridge"
@@ -44,6 +43,11 @@ def hurried(limits: Mapping[str, str]) -> str:
         assert text.count(limit) == 1, f"{limit!r} stands in the rules {text.count(limit)} times"
         text = text.replace(limit, other)
     return text
+
+
+def panels(*kinds: str) -> list[dict[str, Any]]:
+    """Return the panels of the board of these types. Those of type ``stat`` are the numbers of the first row."""
+    return [panel for panel in json.loads(board())["panels"] if panel["type"] in kinds]
 
 
 class Prometheus:
@@ -127,12 +131,13 @@ class Prometheus:
 
     def shown(self, title: str) -> tuple[float | None, str]:
         """Return the value of a number on the board, and the colour in which it stands there; none without a value."""
-        [panel] = [panel for panel in ROWS[0].panels if panel.title == title]
-        found = self.series(panel.queries[0][0])
+        [panel] = [panel for panel in panels("stat") if panel["title"] == title]
+        found = self.series(panel["targets"][0]["expr"])
         if not found:
             return None, ""
         value = found[0][1]
-        return value, [colour for least, colour in panel.steps if least is None or value >= least][-1]
+        steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        return value, [step["color"] for step in steps if step["value"] is None or value >= step["value"]][-1]
 
     def value(self, query: str) -> float | None:
         """Return the value of an expression now; None if it has none, and the first if it has several."""

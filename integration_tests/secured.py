@@ -32,12 +32,12 @@ from confluent_kafka.admin import (
 import rollbridge
 from integration_tests import coordinators
 from integration_tests.backends.choice import Backend
+from integration_tests.backends.container_nodes import ContainerNode, KafkaContainer, ZooKeeperContainer
 from integration_tests.backends.containers import ContainerCluster
+from integration_tests.backends.engine import host
 from integration_tests.links import Link
 from rollbridge.config import ConnectionSettings
-from rollbridge.model.access import Resource, Right
-from rollbridge_devcluster.containers import ContainerNode, KafkaContainer, ZooKeeperContainer
-from rollbridge_devcluster.engine import host
+from rollbridge.metadata.access import Resource, Right
 from rollbridge_devcluster.ephemeral import ProcessCluster
 from rollbridge_devcluster.state import KAFKA, ZOOKEEPER, free_port
 

@@ -14,14 +14,14 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, adopt, consumer_of, read_committed
 from integration_tests.command_line import Cli
+from integration_tests.gateway_clients import producer_of
 from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
-from integration_tests.test_gateway_librdkafka import producer_of
+from rollbridge.base.sn import ANY, EMPTY
 from rollbridge.errors import CasWriteError, ConflictError, TransactionRefusedError
-from rollbridge.model.partitioners import Partitioner, native_partition
-from rollbridge.model.position import ReadPosition
-from rollbridge.model.sn import ANY, EMPTY
+from rollbridge.stream.keyspace import Partitioner, native_partition
+from rollbridge.stream.positions import ReadPosition
 
 BEFORE, AFTER = 2, 5
 KEYS = [b"key-%d" % number for number in range(40)]
@@ -117,7 +117,7 @@ def test_open_transactions_of_ours_and_of_a_gateway_go_on_in_old_and_new_partiti
         taken_in(client, topic)
 
         def goes_everywhere() -> bool:
-            return len(ours.lane(topic).slots) == AFTER
+            return len(ours.part_stream(topic).slots) == AFTER
 
         eventually(goes_everywhere, "the open transaction writes to all of them")
         for key in KEYS:
@@ -256,8 +256,8 @@ def test_an_expectation_of_a_key_that_has_moved_is_refused_with_its_reason(
     add_partitions(site, topic)
     taken_in(client, topic)
     with client.transaction(topic) as probe:
-        eventually(lambda: len(probe.lane(topic).slots) == AFTER, "this client knows")
-    reason = f"lies in partition {of_key(moved)} now and lay in {of_key(moved, BEFORE)}"
+        eventually(lambda: len(probe.part_stream(topic).slots) == AFTER, "this client knows")
+    reason = f"is in partition {of_key(moved)} now and was in {of_key(moved, BEFORE)}"
     for expected in (first[moved], EMPTY):
         with pytest.raises(CasWriteError, match=f"525: .*{reason}") as refused:
             cas.write(moved, b"second", expected=expected, scope="key")
@@ -321,12 +321,12 @@ def test_conditions_see_a_transaction_of_before_that_is_committed_after_the_topi
     assert cas.tail(moved, scope="key") == since
     assert early.commit().records == 3
     for key, expected in ((moved, since), (other, EMPTY)):
-        with pytest.raises(CasWriteError, match=r"525: .*look at it anew"):
+        with pytest.raises(CasWriteError, match=r"525: .*read it again"):
             cas.write(key, b"no", expected=expected, scope="key")
     transaction = client.begin(topic)
     transaction.write(topic, third, b"no")
     transaction.expect(topic, key=third, sn=EMPTY, scope="key")
-    with pytest.raises(TransactionRefusedError, match=r"525: .*look at it anew"):
+    with pytest.raises(TransactionRefusedError, match=r"525: .*read it again"):
         transaction.commit()
     anew = cas.write(moved, b"anew", expected=ANY)
     cas.write(moved, b"then", expected=anew, scope="key")
@@ -345,7 +345,7 @@ def test_a_synchronizer_whose_key_has_moved_says_so_and_loses_nothing_in_silence
     add_partitions(site, topic)
     taken_in(client, topic)
     with site.connect("later") as later:
-        with pytest.raises(ConflictError, match="begin under another key"):
+        with pytest.raises(ConflictError, match="start under another key"):
             later.synchronizer(topic, moved, b"", joined)
         other = next(key for key in (b"new-%d" % number for number in range(99)) if of_key(key) >= BEFORE)
         with later.synchronizer(topic, other, b"", joined) as fresh:

@@ -14,7 +14,6 @@ from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import InvalidRequestError, TransactionAbortedError, TransactionNotFoundError
 
 
-@pytest.mark.long
 def test_an_abort_and_a_truncation_that_a_killed_leader_has_carried_out_are_not_denied(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -15,16 +15,17 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.coordinators import controller_epoch
+from rollbridge.base.ids import Epoch, SegmentId
 from rollbridge.errors import InvalidRequestError, StreamNotFoundError
-from rollbridge.model import paths
-from rollbridge.model.epochs import EpochCause, EpochRecord
-from rollbridge.model.ids import Epoch, SegmentId
-from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import CreateNode, StreamState
-from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge.model.segment_graph import Segment
-from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import CreateNode
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.config import StreamState
+from rollbridge.stream.epochs import EpochCause, EpochRecord
+from rollbridge.stream.keyspace import even_ranges
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge.stream.segment_graph import Segment
 
 EPOCHS = 9_000
 ASKER = """
@@ -83,7 +84,6 @@ def test_a_request_goes_with_the_process_that_asked(client: rollbridge.Bridge, s
     assert found.owner_session_id == client._metadata.session.session_id
 
 
-@pytest.mark.long
 def test_a_stream_with_thousands_of_epochs_is_deleted(site: Site, client: rollbridge.Bridge, scope: str) -> None:
     client.admin.create_stream(f"{scope}/orders")
     client.admin.create_stream(f"{scope}/old")

@@ -1,4 +1,4 @@
-"""What streams of our own can do, on adopted topics: parts, leases, resume, conditions, previews, truncation."""
+"""What streams of our own can do, on adopted topics: parts, leases, resume, previews, truncation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 import rollbridge
 from integration_tests.clients import Site, read_committed, until
-from rollbridge import EMPTY
-from rollbridge.errors import CasWriteError, TransactionAbortedError, TransactionRefusedError
+from rollbridge.errors import TransactionAbortedError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 PARTITIONS = 3
@@ -114,30 +113,6 @@ def test_an_aborted_and_an_expired_transaction_leave_nothing(
     with pytest.raises(TransactionAbortedError):
         expired.commit()
     assert set(values(site, orders_topic)) == {b"native"}
-
-
-def test_conditions_hold_against_native_writers(site: Site, client: rollbridge.Bridge, orders_topic: str) -> None:
-    writer = client.cas_writer(orders_topic)
-    tail = writer.tail(KEYS[0])
-    assert tail != EMPTY
-    native(site, orders_topic, b"between")
-    with pytest.raises(CasWriteError) as refused:
-        writer.write(KEYS[0], b"too late", expected=tail)
-    assert refused.value.actual == writer.tail(KEYS[0])
-    transaction = client.begin(orders_topic)
-    transaction.expect(orders_topic, key=KEYS[0], sn=writer.tail(KEYS[0]))
-    transaction.write(orders_topic, KEYS[0], b"conditional")
-    native(site, orders_topic, b"between again")
-    with pytest.raises(TransactionRefusedError):
-        transaction.commit()
-    holds = client.begin(orders_topic)
-    holds.expect(orders_topic, key=KEYS[0], sn=writer.tail(KEYS[0]))
-    holds.write(orders_topic, KEYS[0], b"holds")
-    holds.commit()
-    found = values(site, orders_topic)
-    assert b"too late" not in found
-    assert b"conditional" not in found
-    assert found.count(b"holds") == 1
 
 
 def test_commits_go_on_while_a_native_transaction_is_open_on_the_topic(

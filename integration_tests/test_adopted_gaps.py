@@ -10,18 +10,13 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import rollbridge
+from integration_tests.adopted_limits import PARTITIONS, Make, adopted, committed, kafka, messages, values
 from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.patience import eventually
-from integration_tests.test_adopted_limits import PARTITIONS, Make, adopted, committed, kafka, messages, values
-from rollbridge.errors import (
-    CasWriteError,
-    TransactionAbortedError,
-    TruncatedError,
-    UnavailableError,
-)
-from rollbridge.model.attribution import HEADER_VALUE, RECORD_HEADER
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.sn import ANY, EMPTY, OPERATION_HEADER, TRANSACTION_ID_HEADER, pack_transaction_id
+from rollbridge.base.attribution import HEADER_VALUE, RECORD_HEADER
+from rollbridge.base.ids import TransactionId
+from rollbridge.base.sn import ANY, EMPTY, OPERATION_HEADER, TRANSACTION_ID_HEADER, pack_transaction_id
+from rollbridge.errors import CasWriteError, TransactionAbortedError, TruncatedError, UnavailableError
 
 __all__ = ["adopted", "kafka"]
 
@@ -239,7 +234,7 @@ def test_headers_that_were_copied_with_records_decide_nothing(
     assert tail.dlsn is not None
     assert tail.dlsn.offset == messages(site, topic)[-1].offset()
     cas.write(key, b"yes", expected=tail)
-    with client.cas_writer(topic, rising_ids=True) as rising:
+    with client.cas_writer(topic, monotonic_ids=True) as rising:
         rising.write(key, b"10", expected=rising.tail(key), transaction_id=10)
     records = list(client.reader(topic, follow=False))
     assert [record.value for record in records] == [b"ours", *[b"copy"] * 9, b"yes", b"10"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -13,42 +13,21 @@ from confluent_kafka.admin import (
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
-    NewTopic,
     ResourceType,
 )
 
 import rollbridge
-from integration_tests.clients import Site, adopt, read_committed, stream_of
+from integration_tests.adopted_limits import Make, adopted, committed, kafka, messages, values
+from integration_tests.clients import Site
 from integration_tests.patience import eventually
+from rollbridge.base.sn import EMPTY
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError, TransactionAbortedError
-from rollbridge.model.sn import EMPTY
 
-PARTITIONS = 2
+__all__ = ["adopted", "kafka"]
+
 SMALL = 10_000
 """``max.message.bytes`` of a topic for small records."""
 HOUR_MS = 3_600_000
-
-Make = Callable[..., str]
-
-
-@pytest.fixture
-def kafka(site: Site) -> AdminClient:
-    return AdminClient({"bootstrap.servers": site.cluster.bootstrap_servers})
-
-
-@pytest.fixture
-def adopted(kafka: AdminClient, client: rollbridge.Bridge, unique_name: Callable[[str], str]) -> Make:
-    """Makes a topic with settings, and adopts it."""
-
-    def make(**settings: object) -> str:
-        name = unique_name("limits")
-        config = {key.replace("_", "."): str(value) for key, value in settings.items()}
-        for created in kafka.create_topics([NewTopic(name, PARTITIONS, 1, config=config)]).values():
-            created.result()
-        adopt(client, name)
-        return name
-
-    return make
 
 
 def alter(kafka: AdminClient, topic: str, **settings: object) -> None:
@@ -62,22 +41,8 @@ def alter(kafka: AdminClient, topic: str, **settings: object) -> None:
         done.result()
 
 
-def messages(site: Site, topic: str, isolation: str = "read_committed") -> list[Message]:
-    return read_committed(site.cluster.bootstrap_servers, [topic], partitions=PARTITIONS, isolation=isolation)
-
-
-def values(site: Site, topic: str) -> list[bytes]:
-    return sorted(message.value() or b"" for message in messages(site, topic))
-
-
 def keys(count: int) -> list[bytes]:
     return [b"key-%d" % number for number in range(count)]
-
-
-def committed(client: rollbridge.Bridge, topic: str) -> list[list[rollbridge.Record]]:
-    """The records of each committed transaction that wrote to a topic."""
-    with client.transactions(stream_of(client, topic).partition("/")[0], follow=False) as found:
-        return [list(item.records()) for item in found if item.counts().get(stream_of(client, topic))]
 
 
 # Sizes

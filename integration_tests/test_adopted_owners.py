@@ -10,19 +10,15 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
+from integration_tests.adopted_owners import FAST
+from integration_tests.adopted_topics import KEYS, PARTITIONS, create_anew, found, grow, kafka, native, site, topic
 from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, adopt, read_committed
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
-from integration_tests.test_adoption import KEYS, PARTITIONS, create_anew, found, grow, kafka, native, site, topic
-from rollbridge.errors import (
-    InvalidRequestError,
-    StreamBusyError,
-    TransactionAbortedError,
-    TruncatedError,
-)
+from rollbridge.errors import InvalidRequestError, StreamBusyError, TransactionAbortedError, TruncatedError
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.changes import TOPIC_DELETED, TOPIC_RECREATED
+from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED
 
 __all__ = ["kafka", "site", "topic"]
 
@@ -172,14 +168,6 @@ def test_a_topic_is_left_once_what_native_producers_have_open_has_ended(
     assert {record.value for record in client.reader(topic, follow=False)} == expected
 
 
-FAST = {
-    "log.retention.check.interval.ms": "200",
-    "log.initial.task.delay.ms": "200",
-    "log.segment.delete.delay.ms": "0",
-}
-
-
-@pytest.mark.long
 def test_what_kafka_itself_deletes_is_gone_for_everybody_and_nothing_else_is(tmp_path: Path) -> None:
     with LocalCluster(kafka_settings=FAST) as cluster, Site(cluster, "/retention", tmp_path) as site:
         servers = cluster.bootstrap_servers

@@ -12,12 +12,12 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
+from integration_tests.adopted_owners import FAST
 from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, adopt, read_committed, until
 from integration_tests.command_line import Cli
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.patience import PATIENCE_S, eventually
-from integration_tests.test_adopted_owners import FAST
 from rollbridge.kafka.topics import TopicAdmin
 
 KEPT_MS = 1
@@ -48,7 +48,7 @@ def test_begin_commit_and_describe_say_what_the_topic_will_not_keep(
         txn.write(topic, key=b"k", value=b"v")
         txn.flush()
         [begun] = [record.getMessage() for record in caplog.records if "retention.ms" in record.getMessage()]
-        assert f"topic {topic} keeps records for 0:00:00.001000" in begun
+        assert f"lease.beyond_retention topic={topic} retention=0:00:00.001000 lease=1:00:00: " in begun
         assert f"rollbridge stream update {topic} --timestamps commit" in begun
         later()
         until(lambda: any(item.id == txn.id for item in client.admin.transactions()))
@@ -102,7 +102,7 @@ def test_a_gateway_says_what_the_topic_will_not_keep(
         producer.produce(topic, b"v", b"k")
         producer.commit_transaction(PATIENCE_S)
         said = gateway.log.read_text()
-    assert f"topic {topic} keeps records for 0:00:00.001000 (retention.ms)" in said
+    assert f"lease.beyond_retention topic={topic} retention=0:00:00.001000 " in said
     assert f"what it wrote to topic {topic} before " in said
 
 

@@ -2,68 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 import rollbridge
-from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, adopt, consumer_of, consumer_raises, read_committed
+from integration_tests.adopted_topics import KEYS, PARTITIONS, create_anew, found, kafka, messages, native, site, topic
+from integration_tests.clients import Site, adopt, consumer_of, consumer_raises
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
 from rollbridge.errors import NotFoundError, StreamBusyError, StreamNotFoundError, StreamRecreatedError
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model import paths
-from rollbridge.model.changes import TOPIC_RECREATED
-from rollbridge.model.requests import AdminAnswer
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.changes import TOPIC_RECREATED
+from rollbridge.metadata.requests import AdminAnswer
+from rollbridge.metadata.session import ZooKeeperSession
 
-PARTITIONS = 4
-KEYS = [b"key-%d" % number for number in range(40)]
-
-
-@pytest.fixture(scope="module")
-def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """One whose leader looks at adopted topics often, and waits shortly for what is open there."""
-    logs = tmp_path_factory.mktemp("coordinators")
-    settings = {"ROLLBRIDGE_COORDINATOR_TOPIC_CHECK_MS": "200", "ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS": "1500"}
-    with Site(cluster, f"/{logs.name}-adoption", logs, **settings) as site:
-        yield site
-
-
-@pytest.fixture
-def kafka(site: Site) -> AdminClient:
-    return AdminClient({"bootstrap.servers": site.cluster.bootstrap_servers})
-
-
-@pytest.fixture
-def topic(kafka: AdminClient, unique_name: Callable[[str], str]) -> str:
-    """A topic with keyed records of a Java-like producer."""
-    name = unique_name("shop.orders")
-    for created in kafka.create_topics([NewTopic(name, PARTITIONS, 1)]).values():
-        created.result()
-    return name
-
-
-def native(site: Site, topic: str, values: list[bytes], partitioner: str = "murmur2_random", **settings: str) -> None:
-    """Write as a native producer does, keys in turn."""
-    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "partitioner": partitioner, **settings})
-    for number, value in enumerate(values):
-        producer.produce(topic, value, KEYS[number % len(KEYS)])
-    assert producer.flush(30) == 0
-
-
-def messages(site: Site, topic: str, partitions: int = PARTITIONS) -> list[Message]:
-    """What a plain ``read_committed`` consumer finds in all partitions."""
-    return read_committed(site.cluster.bootstrap_servers, [topic], partitions=partitions)
-
-
-def found(site: Site, topic: str, partitions: int = PARTITIONS) -> list[bytes | None]:
-    """The values of these."""
-    return [message.value() for message in messages(site, topic, partitions)]
+__all__ = ["kafka", "site", "topic"]
 
 
 def test_a_topic_of_which_the_leader_has_not_heard_yet_is_adopted(
@@ -204,20 +162,6 @@ def test_a_topic_is_not_released_while_a_transaction_is_open_that_was_begun_just
             client.admin.release_topic(topic)
         txn.abort()
     client.admin.release_topic(topic)
-
-
-def grow(kafka: AdminClient, topic: str) -> None:
-    """Add a partition, as an owner does."""
-    kafka.create_partitions([NewPartitions(topic, PARTITIONS + 1)])[topic].result(120)
-
-
-def create_anew(site: Site, kafka: AdminClient, topic: str) -> None:
-    """Delete the topic and create it again, with more records than it had."""
-    kafka.delete_topics([topic])[topic].result(120)
-    topics = TopicAdmin(site.cluster.bootstrap_servers)
-    eventually(lambda: topic not in topics.list_topics(), "the topic is gone")
-    create_topic(site.cluster.bootstrap_servers, topic, PARTITIONS)
-    native(site, topic, [b"other-%d" % number for number in range(400)])
 
 
 def test_new_readers_see_what_the_owner_has_done_before_any_leader_does(

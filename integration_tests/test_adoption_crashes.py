@@ -21,9 +21,9 @@ from integration_tests.clients import patient_client, read_committed
 from integration_tests.coordinators import Relay
 from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model import paths
-from rollbridge.model.names import StreamName
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import StreamName
 
 PARTITIONS = 3
 SETTINGS = {"compression.type": "zstd", "max.message.bytes": "1500000"}
@@ -56,8 +56,6 @@ POINTS = [
     "scale/Write:after + take_over/Seal:after + delete_further/SetTopicConfig:after",
     "scale/Seal:after + take_over/Write:before",
 ]
-SOME = ["create_stream/CreateTopics:after", "scale/Seal:after", "delete_further/SetTopicConfig:after"]
-"""Those that `make test` tries, too."""
 
 
 class Story:
@@ -128,9 +126,7 @@ class Story:
         assert not [name for name in left if name.startswith(f"{self.name.scope}.{self.name.stream}.")]
 
 
-@pytest.mark.parametrize(
-    "points", [points if points in SOME else pytest.param(points, marks=pytest.mark.long) for points in POINTS]
-)
+@pytest.mark.parametrize("points", POINTS)
 def test_a_topic_is_left_and_released_whoever_dies_where(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, points: str
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,15 +14,14 @@ from integration_tests.clients import Site
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator
 from integration_tests.patience import PATIENCE_S, eventually
-from integration_tests.prometheus_server import JOB, Prometheus
+from integration_tests.prometheus_server import JOB, Prometheus, panels
 from integration_tests.troubles import WRITES, slowed
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import RollbridgeError
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.monitoring.panels import ROWS
-from rollbridge.monitoring.rules import ALERTS, alerts_of
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.monitoring.runbook import alerts, alerts_of
+from rollbridge.stream.names import GroupName, StreamName
 from rollbridge_devcluster.state import LOOPBACK, free_port
 
 PREFIX = "ROLLBRIDGE_COORDINATOR_"
@@ -58,11 +56,6 @@ class Fleet:
         self._running.pop(name).close()
 
 
-@pytest.fixture
-def root(unique_name: Callable[[str], str]) -> str:
-    return f"/{unique_name('alerts')}"
-
-
 @pytest.mark.slow
 def test_each_important_alert_fires_when_a_cluster_is_in_that_trouble(
     cluster: AnyCluster, root: str, scope: str, tmp_path: Path
@@ -81,10 +74,10 @@ def test_each_important_alert_fires_when_a_cluster_is_in_that_trouble(
         b.admin.create_stream(str(stream))
         prometheus.await_calm("NoCoordinator")
         said = prometheus.await_firing("NoStandby", job=JOB, group=str(group))
-        assert said["summary"] == f"Nobody follows the leader of group {group}"
-        assert said["runbook_url"].endswith("/operations.md#rollbridgenostandby")
+        assert said["summary"] == f"Group {group} has no standby"
+        assert said["runbook_url"].endswith("/runbook.md#rollbridgenostandby")
         answer = cli("doctor")
-        assert ALERTS["RollbridgeNoStandby"].remedies[0].text in answer.out
+        assert alerts()["RollbridgeNoStandby"].findings[0].do in answer.out
         assert "rollbridge doctor --explain no-standby" in answer.out
 
         fleet.start("two")
@@ -95,7 +88,7 @@ def test_each_important_alert_fires_when_a_cluster_is_in_that_trouble(
         txn.write(str(stream), key=b"k", value=b"v")
         txn.flush()
         said = prometheus.await_firing("OldTransaction", job=JOB, group=str(group))
-        assert f"It is {txn.id} of client loader, labelled nightly." in said["description"]
+        assert f"The oldest open transaction is {txn.id} of client loader, labelled nightly." in said["description"]
         txn.commit()
         prometheus.await_calm("OldTransaction")
 
@@ -128,7 +121,7 @@ def test_each_important_alert_fires_when_a_cluster_is_in_that_trouble(
         said = prometheus.await_firing("NoCoordinator", job=JOB)
         assert said["summary"] == f"No coordinator is running ({JOB})"
         answer = cli("doctor")
-        assert ALERTS["RollbridgeNoCoordinator"].remedies[0].text in answer.out
+        assert alerts()["RollbridgeNoCoordinator"].findings[0].do in answer.out
 
         # They come back, and none of them can lead: what stands in ZooKeeper cannot be read.
         with ZooKeeperSession(cluster.zookeeper, root=root) as session:
@@ -175,7 +168,7 @@ def test_a_leader_that_waits_for_one_answer_is_seen(cluster: AnyCluster, root: s
             with slowed(cluster, WRITES):
                 waiting = txn.commit_async()
                 said = prometheus.await_firing("LeaderStandsStill", job=JOB, group=str(group))
-                assert said["summary"].startswith(f"Leader of group {group} has stood still for ")
+                assert said["summary"].startswith(f"Leader of group {group} has made no progress for ")
                 assert "Kafka slows client id rollbridge down (producer_byte_rate=20000)" in cli("doctor").out
             waiting.result(PATIENCE_S)
             prometheus.await_calm("LeaderStandsStill")
@@ -199,9 +192,8 @@ def test_a_good_cluster_fires_nothing_and_its_board_is_green(
                 with b.transaction(stream) as txn:
                     txn.write(stream, key=b"k", value=b"v")
                 found = {}
-                for panel in ROWS[0].panels:
-                    if "ALERTS" not in panel.queries[0][0]:
-                        found[panel.title] = prometheus.shown(panel.title)[0]
+                for panel in panels("stat"):
+                    found[panel["title"]] = prometheus.shown(panel["title"])[0]
                 return found
 
             def is_good() -> bool:

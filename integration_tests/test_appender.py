@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from integration_tests.adapter_tools import TIMESTAMP, await_settled, batch_of, read_messages, read_values
+from integration_tests.adapter_tools import await_settled, batch_of, read_messages, read_values
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import ConfigError, CorruptDataError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
-from rollbridge.kafka.batches import BatchBuilder, Compression
-from rollbridge.kafka.errors import (
-    AppendRefusedError,
-    InvalidStateError,
-    ProducerFencedError,
-    TopicNotFoundError,
-)
+from rollbridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.session import Addressed
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 Opener = Callable[..., TransactionalAppender]
@@ -66,36 +58,6 @@ def appender(opener: Opener) -> TransactionalAppender:
     return opener()
 
 
-def test_committed_batches_are_read_back_whole(appender: TransactionalAppender, servers: str, topic: str) -> None:
-    builder = BatchBuilder(1 << 16)
-    builder.append(TIMESTAMP, b"k", b"v", [("h", b"1"), ("empty", None), ("h", b"2")])
-    builder.append(TIMESTAMP + 7, None, b"no key")
-    builder.append(TIMESTAMP - 3, b"tombstone", None)
-    offsets = appender.append([(topic, builder.build())])
-    appender.commit()
-    assert offsets == [0]
-    read = read_messages(servers, topic)
-    assert [(m.offset(), m.timestamp()[1], m.key(), m.value(), m.headers()) for m in read] == [
-        (0, TIMESTAMP, b"k", b"v", [("h", b"1"), ("empty", None), ("h", b"2")]),
-        (1, TIMESTAMP + 7, None, b"no key", None),
-        (2, TIMESTAMP - 3, b"tombstone", None, None),
-    ]
-
-
-def test_offsets_come_in_the_order_given(appender: TransactionalAppender, servers: str, topic: str) -> None:
-    sizes = [3, 1, 7, 2, 1, 1, 30, 4, 1, 9, 2]
-    numbers = itertools.count()
-    batches = [batch_of(b"%d" % next(numbers) for _ in range(size)) for size in sizes]
-    assert appender.append((topic, batch) for batch in batches) == list(itertools.accumulate([0, *sizes[:-1]]))
-    # The next append of the same transaction goes on where this one ended.
-    assert appender.append([(topic, batch_of([b"last"]))]) == [sum(sizes)]
-    appender.commit()
-    # A marker takes an offset of its own.
-    assert appender.append([(topic, batch_of([b"next"]))]) == [sum(sizes) + 2]
-    appender.commit()
-    assert read_values(servers, topic) == [b"%d" % n for n in range(sum(sizes))] + [b"last", b"next"]
-
-
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_any_buffer_is_a_batch(
     appender: TransactionalAppender, servers: str, topic: str, kind: Callable[[bytes], bytes | bytearray | memoryview]
@@ -106,16 +68,6 @@ def test_any_buffer_is_a_batch(
     appender.commit()
     assert read_values(servers, topic) == [b"x", b"y"]
     assert bytes(batch) == original
-
-
-@pytest.mark.parametrize("compression", list(Compression))
-def test_compressed_batches_are_forwarded(
-    appender: TransactionalAppender, servers: str, topic: str, compression: Compression
-) -> None:
-    values = [b"%d" % n * 50 for n in range(500)]
-    appender.append([(topic, batch_of(values, compression))])
-    appender.commit()
-    assert read_values(servers, topic) == values
 
 
 def test_megabytes_are_pipelined_to_several_topics_in_order(
@@ -151,31 +103,6 @@ def test_many_topics_become_visible_together(
     # One record and one marker each.
     assert set(admin.end_offsets(topics, Isolation.READ_COMMITTED).values()) == {2}
     assert read_values(servers, topics[-1]) == [topics[-1].encode()]
-
-
-def test_partitions_are_addressed(
-    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic_prefix: str
-) -> None:
-    admin.create_topics([TopicSpec(name=topic_prefix, partitions=3)])
-    batches: list[Addressed] = [
-        (topic_prefix, 2, batch_of([b"two"])),
-        (topic_prefix, batch_of([b"zero"])),
-        (topic_prefix, 2, batch_of([b"two again"])),
-    ]
-    assert appender.append(batches) == [0, 0, 1]
-    appender.commit()
-    assert read_values(servers, topic_prefix, partition=0) == [b"zero"]
-    assert read_values(servers, topic_prefix, partition=1) == []
-    assert read_values(servers, topic_prefix, partition=2) == [b"two", b"two again"]
-
-
-def test_an_aborted_transaction_is_invisible(appender: TransactionalAppender, servers: str, topic: str) -> None:
-    appender.append([(topic, batch_of([b"no"]))])
-    appender.abort()
-    appender.append([(topic, batch_of([b"yes"]))])
-    appender.commit()
-    assert read_values(servers, topic) == [b"yes"]
-    assert read_values(servers, topic, isolation=Isolation.READ_UNCOMMITTED) == [b"no", b"yes"]
 
 
 def test_an_open_transaction_is_invisible_and_ends_with_its_appender(opener: Opener, servers: str, topic: str) -> None:
@@ -380,47 +307,6 @@ def test_init_in_the_middle_aborts_what_is_open(appender: TransactionalAppender,
     appender.append([(topic, batch_of([b"and yes"]))])
     appender.commit()
     assert read_values(servers, topic) == [b"yes", b"and yes"]
-
-
-def test_one_id_used_back_to_back_waits_for_its_own_markers(
-    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic_prefix: str
-) -> None:
-    topics = [f"{topic_prefix}-{n}" for n in range(4)]
-    admin.create_topics(TopicSpec(name=name) for name in topics)
-    for n in range(60):
-        appender.append((name, batch_of([b"%d" % n, b"-"])) for name in topics)
-        if n % 3 == 2:
-            appender.abort()
-        else:
-            appender.commit()
-    expected = [value for n in range(60) if n % 3 != 2 for value in (b"%d" % n, b"-")]
-    for name in topics:
-        assert read_values(servers, name) == expected
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_five_thousand_transactions_with_three_ids_in_turn(
-    opener: Opener, servers: str, admin: TopicAdmin, topic: str, topic_prefix: str
-) -> None:
-    """What is committed is there once, in order, at the offset told; what is aborted is not there."""
-    log = f"{topic_prefix}-log"
-    admin.create_topics([TopicSpec(name=log)])
-    rng = random.Random(7)
-    appenders = [opener(f"-{n}") for n in range(3)]
-    expected: list[tuple[int, bytes]] = []
-    logged: list[bytes] = []
-    for n, appender in zip(range(5000), itertools.cycle(appenders), strict=False):
-        values = [b"%d.%d" % (n, part) for part in range(rng.randint(1, 4))]
-        base, _ = appender.append([(topic, batch_of(values)), (log, batch_of([b"%d" % n]))])
-        if rng.random() < 0.2:
-            appender.abort()
-            continue
-        appender.commit()
-        expected += [(base + delta, value) for delta, value in enumerate(values)]
-        logged.append(b"%d" % n)
-    assert [(message.offset(), message.value()) for message in read_messages(servers, topic)] == expected
-    assert read_values(servers, log) == logged
 
 
 def test_operations_out_of_turn_are_refused(opener: Opener, topic: str) -> None:

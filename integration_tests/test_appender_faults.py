@@ -18,7 +18,6 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import eventually
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
-from rollbridge.kafka.coordination import Coordination, ProducerStanding, RequestRefusedError
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
@@ -27,8 +26,14 @@ from rollbridge.kafka.errors import (
     ProducerFencedError,
 )
 from rollbridge.kafka.metadata import Cluster, Isolation
-from rollbridge.kafka.session import ProducerFields, ProduceSession
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.transactions import (
+    Coordination,
+    ProducerFields,
+    ProducerStanding,
+    ProduceSession,
+    RequestRefusedError,
+)
 
 Opener = Callable[..., TransactionalAppender]
 
@@ -71,12 +76,6 @@ def topics(cluster: AnyCluster, topic_prefix: str) -> list[str]:
     names = [f"{topic_prefix}-{n}" for n in range(3)]
     TopicAdmin(cluster.bootstrap_servers).create_topics(TopicSpec(name=name) for name in names)
     return names
-
-
-@pytest.fixture
-def proxy(servers: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    with FaultProxy(servers) as proxy, proxy.in_between(monkeypatch):
-        yield proxy
 
 
 @pytest.fixture
@@ -398,7 +397,6 @@ def test_nobody_there_is_said_at_once() -> None:
         assert appender.state is AppenderState.NEW
 
 
-@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("lost", [False, True])
 def test_epochs_run_out_without_anybody_noticing(
@@ -432,7 +430,6 @@ def test_epochs_run_out_without_anybody_noticing(
         assert coordination.take_over().producer_id != producer.producer_id
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_broker_killed_at_any_moment_leaves_whole_transactions(
     frail: AnyCluster, opener: Opener, topic_prefix: str
@@ -474,7 +471,6 @@ def test_a_broker_killed_at_any_moment_leaves_whole_transactions(
         assert read_values(servers, name) == [b"first", b"fourth", b"fifth"]
 
 
-@pytest.mark.long
 def test_connections_the_broker_closed_as_idle_are_replaced(
     impatient: AnyCluster, opener: Opener, topic_prefix: str
 ) -> None:
@@ -509,7 +505,6 @@ def test_a_transaction_open_too_long_is_refused_not_fenced(
     assert read_values(servers, topic_prefix) == [b"quick"]
 
 
-@pytest.mark.long
 def test_an_id_that_the_coordinator_forgot_is_taken_again_unless_somebody_has_it(
     forgetful: AnyCluster, opener: Opener, topic_prefix: str
 ) -> None:

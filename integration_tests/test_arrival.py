@@ -21,17 +21,11 @@ from integration_tests.coordinators import command, coordinator, until
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S, await_exit
 from rollbridge.errors import KafkaUnavailableError, WrongClusterError
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
 
 ENVIRONMENT = {"ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS": "127.0.0.1:0"}
 AT_ONCE = {**os.environ, "ROLLBRIDGE_COORDINATOR_WAIT_AT_START_S": "0"}
-
-
-@pytest.fixture
-def root(unique_name: Callable[[str], str]) -> str:
-    """A path of the test's own."""
-    return f"/{unique_name('arrival')}"
 
 
 def nowhere() -> str:
@@ -42,7 +36,7 @@ def nowhere() -> str:
 
 def health(log: Path) -> tuple[int, str]:
     """Status and text of ``/healthz`` of the coordinator with this log; 0 as long as it serves none."""
-    port = re.search(r"metrics and health at port (\d+)", log.read_text())
+    port = re.search(r"http\.listening at=(\d+): metrics and health", log.read_text())
     if port is None:
         return 0, ""
     try:
@@ -76,7 +70,7 @@ def test_it_waits_for_zookeeper_then_for_kafka_and_then_serves(
                 client.admin.create_stream(f"{scope}/orders")
     text = log.read_text()
     assert len(re.findall("waits for ZooKeeper", text)) >= 1
-    assert f"Kafka at {kafka.address}: they answer, after" in text
+    assert f'coordinator.connected to="Kafka at {kafka.address}" waited_s=' in text
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -123,7 +117,7 @@ def test_every_line_of_a_log_that_is_json_is_json(cluster: AnyCluster, root: str
     assert (found.returncode, found.stderr) == (KafkaUnavailableError.exit_code, "")
     lines = [json.loads(text) for text in path.read_text().splitlines()]
     assert lines[-1]["level"] == "ERROR"
-    assert lines[-1]["message"].startswith("it ends: no ZooKeeper server answered")
+    assert lines[-1]["message"].startswith("coordinator.stopped: no ZooKeeper server answered")
 
 
 def test_a_log_that_is_moved_is_written_anew_and_sighup_ends_nothing(
@@ -133,7 +127,7 @@ def test_a_log_that_is_moved_is_written_anew_and_sighup_ends_nothing(
     path = tmp_path / "coordinator.log"
     arguments = (f"--log-file={path}", "--log-format=json", "--log-level=DEBUG")
     with coordinator(cluster, root, "moved", tmp_path, arguments=arguments) as process:
-        until(lambda: path.exists() and "serves" in path.read_text())
+        until(lambda: path.exists() and "coordinator.ready " in path.read_text())
         path.rename(tmp_path / "coordinator.log.1")
         process.send_signal(signal.SIGHUP)
         with rollbridge.connect(cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root) as client:

@@ -11,12 +11,12 @@ from confluent_kafka import TopicPartition
 import rollbridge
 from integration_tests.clients import Site, consumer_of, headers_of, own_headers, read_committed
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge.model.attribution import RECORD_HEADER
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import StreamName
-from rollbridge.model.position import ReadPosition
-from rollbridge.model.records import HeaderForm
-from rollbridge.model.sn import DLSN
+from rollbridge.base.attribution import RECORD_HEADER
+from rollbridge.base.ids import TransactionId
+from rollbridge.base.sn import DLSN
+from rollbridge.stream.config import HeaderForm
+from rollbridge.stream.names import StreamName
+from rollbridge.stream.positions import ReadPosition
 
 Written = dict[bytes, tuple[DLSN | None, TransactionId | None, int | None]]
 """Of each value: its place, and who wrote it."""

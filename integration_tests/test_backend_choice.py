@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from integration_tests.backends.choice import BACKEND_VARIABLE, REQUIRE_VARIABLE, Backend, demand, each
+from integration_tests.backends.container_nodes import variable_of
 from integration_tests.backends.interface import Ability
 from integration_tests.backends.local import LocalCluster
-from rollbridge_devcluster.containers import variable_of
 
 ROOT = Path(__file__).parents[1]
 ON_CONTAINERS = "integration_tests/containers/test_faults.py::test_a_disk_without_a_limit_cannot_be_filled"
@@ -39,11 +39,12 @@ def test_without_an_engine_tests_on_containers_are_skipped_and_say_why() -> None
     assert said.stdout.count("no container engine answers") >= 2, "in the line of the test and in the summary"
 
 
+@pytest.mark.parametrize("required", ["1", "containers"])
 @pytest.mark.parametrize("why", [NOBODY, {BACKEND_VARIABLE: "local"}], ids=["no engine", "local"])
-def test_what_would_be_skipped_fails_if_that_is_required(why: dict[str, str]) -> None:
-    said = run(ON_CONTAINERS, **{REQUIRE_VARIABLE: "1", **why})
+def test_what_would_be_skipped_fails_if_that_is_required(why: dict[str, str], required: str) -> None:
+    said = run(ON_CONTAINERS, **{REQUIRE_VARIABLE: required, **why})
     assert said.returncode == 1, said.stdout
-    assert f"{REQUIRE_VARIABLE}=1" in said.stdout
+    assert f"{REQUIRE_VARIABLE}={required}" in said.stdout
 
 
 def test_all_tests_of_servers_are_skipped_where_docker_was_asked_for_in_vain() -> None:
@@ -75,6 +76,9 @@ def test_a_test_is_told_what_its_servers_cannot_do(monkeypatch: pytest.MonkeyPat
     demand(LocalCluster(), [Ability.CLOCK])
     with pytest.raises(pytest.skip.Exception, match="the local backend cannot do this here: partition, packet loss"):
         demand(LocalCluster(), [Ability.PARTITION, Ability.CLOCK, Ability.LOSS])
+    monkeypatch.setenv(REQUIRE_VARIABLE, "containers")
+    with pytest.raises(pytest.skip.Exception, match="partition"):
+        demand(LocalCluster(), [Ability.PARTITION])
     monkeypatch.setenv(REQUIRE_VARIABLE, "1")
     with pytest.raises(pytest.fail.Exception, match="partition"):
         demand(LocalCluster(), [Ability.PARTITION])

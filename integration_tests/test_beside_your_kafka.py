@@ -14,7 +14,7 @@ from integration_tests.kafka_tools import create_topic, produce
 from integration_tests.patience import PATIENCE_S
 
 README = Path(__file__).parents[1] / "README.md"
-SECTION = re.compile(r"^## Beside your Kafka\n.*?^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SECTION = re.compile(r"^## Next to your Kafka\n.*?^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def test_the_lines_of_readme_bring_a_first_transaction_into_a_topic_of_ones_own(tmp_path: Path) -> None:

@@ -87,7 +87,6 @@ def members(own_site: Site, stream: str, tmp_path: Path, unique_name: Callable[[
                 process.wait()
 
 
-@pytest.mark.long
 def test_a_commit_that_no_broker_answers_ends_in_time_and_can_be_asked_for_again(
     own_cluster: AnyCluster, own_site: Site, stream: str, unique_name: Callable[[str], str]
 ) -> None:
@@ -126,7 +125,6 @@ def test_a_commit_that_no_broker_answers_ends_in_time_and_can_be_asked_for_again
         assert all(place.error is None for place in done)
 
 
-@pytest.mark.long
 def test_members_and_readers_survive_a_broker_that_is_killed_and_away_for_seconds(
     own_cluster: AnyCluster, own_site: Site, stream: str, members: Members
 ) -> None:

@@ -86,7 +86,7 @@ SAME: Final = {
     "Admin.release_topic": "Admin.delete_stream",
     "Admin.update_group": "Admin.update_stream",
     "Admin.groups": "Admin.group",
-    "SharedClient.committed": "SharedClient.joint",
+    "SharedClient.committed": "SharedClient.cooperative",
     "Transaction.wait_and_tell": "CommitFuture.result",
     "ResumedTransaction.wait_and_tell": "CommitFuture.result",
 }
@@ -124,7 +124,7 @@ CALLS: Final = frozenset(
         "Reader.poll",
         "SharedClient.abort",
         "SharedClient.commit",
-        "SharedClient.joint",
+        "SharedClient.cooperative",
         "SavepointFuture.result",
         "StreamWriter.close",
         "StreamWriter.flush",
@@ -241,7 +241,6 @@ class Readers:
         return consumer
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("part", ["kafka", "zookeeper"])
 def test_no_call_with_a_time_out_takes_much_longer_while_a_server_is_stopped(
     own_cluster: AnyCluster, own_site: Site, part: str, unique_name: Callable[[str], str]
@@ -382,11 +381,15 @@ def _sharing(lanes: Lanes, site: Site, stream: str, group: str, stack: ExitStack
     )
     joints = []
     for client in (committing, aborting):
-        joint = client.joint(stream, series="q", number=0)
-        part = joint.part()
+        cooperative = client.cooperative(stream, series="q", number=0)
+        part = cooperative.part()
         part.write(stream, key=b"k", value=b"v")
-        joints.append((joint.ticket, part.finish()))
+        joints.append((cooperative.ticket, part.finish()))
     (ticket, handle), (other, _) = joints
-    lanes.add("fresh share", "SharedClient.joint", lambda: fresh.joint(stream, series="q", number=0, timeout=TIMEOUT_S))
+    lanes.add(
+        "fresh share",
+        "SharedClient.cooperative",
+        lambda: fresh.cooperative(stream, series="q", number=0, timeout=TIMEOUT_S),
+    )
     lanes.add("share", "SharedClient.commit", lambda: committing.commit(ticket, [handle], TIMEOUT_S))
     lanes.add("unshare", "SharedClient.abort", lambda: aborting.abort(other, timeout=TIMEOUT_S))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.clients import Site
-from integration_tests.patience import PATIENCE_S
 from rollbridge import ANY, DLSN, EMPTY, SN
-from rollbridge.cas.queue import Contention
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import Token
+from rollbridge.cas.machine import Contention
 from rollbridge.cas.router import SegmentRouter
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import (
@@ -28,13 +28,10 @@ from rollbridge.errors import (
     StreamNotFoundError,
     TransactionIdOutOfOrderError,
 )
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.names import StreamName
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.records import TopicLimits
-from rollbridge.model.sn import Token
-from rollbridge.zookeeper.catalog import Catalog
+from rollbridge.metadata.catalog import Catalog
+from rollbridge.stream.config import TopicLimits
+from rollbridge.stream.keyspace import KeySpace, even_ranges
+from rollbridge.stream.names import StreamName
 
 
 @pytest.fixture
@@ -110,39 +107,6 @@ def test_a_refused_write_says_what_is_there_and_leaves_nothing(site: Site, write
     assert values(site, ledger) == [b"1", b"2", b"3"]
 
 
-def test_every_member_of_an_sn_can_be_expected_and_all_given_must_match(writer: CasWriter) -> None:
-    sn = writer.write(b"a", b"1", expected=EMPTY, transaction_id=41)
-    assert sn.transaction_id == 41
-    assert writer.tail() == sn
-    assert sn.dlsn is not None
-    assert sn.sequence_id is not None
-    sn = writer.write(b"a", b"2", expected=sn.dlsn, transaction_id=42)
-    sn = writer.write(b"a", b"3", expected=SN(transaction_id=42), transaction_id=43)
-    assert sn.sequence_id is not None
-    sn = writer.write(b"a", b"4", expected=SN(sequence_id=sn.sequence_id))
-    wrong = SN(sn.dlsn, 7, sn.sequence_id)
-    with pytest.raises(CasWriteError):
-        writer.write(b"a", b"no", expected=wrong)
-    writer.write(b"a", b"5", expected=ANY)
-
-
-def test_scope_key_is_refused_only_by_the_same_key(site: Site, writer: CasWriter, ledger: str) -> None:
-    first = writer.write(b"a", b"1", expected=EMPTY)
-    other = writer.write(b"b", b"2", expected=EMPTY, scope="key")
-    with pytest.raises(CasWriteError):
-        writer.write(b"a", b"no", expected=first)
-    second = writer.write(b"a", b"3", expected=first, scope="key")
-    with pytest.raises(CasWriteError) as caught:
-        writer.write(b"a", b"no", expected=first, scope="key")
-    assert caught.value.actual == second
-    with pytest.raises(CasWriteError) as caught:
-        writer.write(b"a", b"no", expected=EMPTY, scope="key")
-    assert caught.value.actual == second
-    assert writer.tail(b"b", scope="key") == other
-    assert writer.tail(b"c", scope="key") == EMPTY
-    assert values(site, ledger) == [b"1", b"2", b"3"]
-
-
 def test_a_new_writer_finds_the_last_record_behind_many_aborted_ones(
     client: rollbridge.Bridge, writer: CasWriter, ledger: str
 ) -> None:
@@ -195,40 +159,6 @@ def test_writes_of_one_round_do_not_hide_what_another_expects(site: Site, writer
         writer.flush()
         first = writer.tail(b"a", scope="key")
     assert b"no" not in values(site, ledger)
-
-
-def test_what_expects_a_refused_write_is_refused_with_it(site: Site, writer: CasWriter, ledger: str) -> None:
-    first = writer.write(b"a", b"1", expected=EMPTY)
-    bad = writer.write_async(b"a", b"no", expected=EMPTY)
-    after = writer.write_async(b"a", b"no", expected=bad)
-    good = writer.write_async(b"a", b"2", expected=first)
-    assert isinstance(bad.exception(60), CasWriteError)
-    fault = after.exception(60)
-    assert isinstance(fault, CasWriteError)
-    assert fault.actual == first
-    assert good.result(60) == writer.tail()
-    assert values(site, ledger) == [b"1", b"2"]
-
-
-def test_one_of_many_contenders_wins(site: Site, client: rollbridge.Bridge, ledger: str) -> None:
-    rounds, contenders = 10, 6
-    wins: list[list[int]] = [[] for _ in range(rounds)]
-    barrier = threading.Barrier(contenders)
-
-    def contend(number: int) -> None:
-        with client.cas_writer(ledger) as writer:
-            for turn in range(rounds):
-                barrier.wait(PATIENCE_S)
-                sn = writer.tail()
-                barrier.wait(PATIENCE_S)
-                with suppress(CasWriteError):
-                    writer.write(b"a", b"%d" % number, expected=sn)
-                    wins[turn].append(number)
-
-    with ThreadPoolExecutor(contenders) as pool:
-        list(pool.map(contend, range(contenders)))
-    assert [len(winners) for winners in wins] == [1] * rounds
-    assert values(site, ledger) == [b"%d" % winners[0] for winners in wins]
 
 
 def test_it_holds_against_plain_producers_and_transactions(
@@ -333,7 +263,7 @@ def test_a_falling_transaction_id_is_refused_against_the_log_where_that_was_aske
         plain.write(b"a", b"1", transaction_id=7)
     # Further back than a new writer looks at first, and behind records that have none.
     writer.write_all([(b"a", b"2")] * 700, expected=ANY)
-    with client.cas_writer(ledger, rising_ids=True) as strict:
+    with client.cas_writer(ledger, monotonic_ids=True) as strict:
         assert refusal(strict, b"a", 6) == (6, 7)
         strict.write(b"a", b"3", expected=ANY, transaction_id=7)
         with pytest.raises(TransactionIdOutOfOrderError) as caught:
@@ -343,7 +273,7 @@ def test_a_falling_transaction_id_is_refused_against_the_log_where_that_was_aske
         assert [future.exception() is None for future in chain] == [True, True, False, True]
     writer.write(b"a", b"5", expected=ANY, transaction_id=3)
     rescale(client, ledger, 2)
-    with client.cas_writer(ledger, rising_ids=True) as strict:
+    with client.cas_writer(ledger, monotonic_ids=True) as strict:
         for key in two_keys(client, ledger):
             assert refusal(strict, key, 2) == (2, 3)
             strict.write(key, b"6", expected=ANY, transaction_id=3)
@@ -386,10 +316,31 @@ def test_timestamps_of_the_caller_are_kept(client: rollbridge.Bridge, writer: Ca
 # Bad input ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("expected", [-1, 1 << 63, True, "seq=1", None, 1.5])
-def test_what_is_no_sn_is_refused(writer: CasWriter, expected: object) -> None:
-    with pytest.raises(InvalidRequestError):
-        writer.write(b"a", b"no", expected=expected)  # type: ignore[arg-type]
+def test_bad_input_is_refused(writer: CasWriter) -> None:
+    pair: list[tuple[bytes, bytes]] = [(b"a", b"no"), (b"b", b"no")]
+    wrong: list[tuple[str | None, Callable[[], object]]] = [
+        ("needs a key", lambda: writer.write(None, b"no", expected=EMPTY, scope="key")),
+        ("needs a key", lambda: writer.tail(scope="key")),
+        ("segment or key", lambda: writer.write(b"a", b"no", expected=EMPTY, scope="stream")),
+        ("at least one", lambda: writer.write_all([], expected=EMPTY)),
+        ("exceeds 900000", lambda: writer.write_all([(b"a", bytes(300_000))] * 4, expected=EMPTY)),
+        ("have one key", lambda: writer.write_all(pair, expected=EMPTY, scope="key")),
+        ("1 transaction ids for 2", lambda: writer.write_all(pair, expected=EMPTY, transaction_ids=[1])),
+        ("headers for 1 of 2", lambda: writer.write_all(pair, expected=EMPTY, headers=[[("n", b"1")]])),
+        ("are ours", lambda: writer.write(b"a", b"no", expected=EMPTY, headers=[("rollbridge-cas", b"x")])),
+        ("not a token", lambda: writer.outcome("nonsense")),
+        ("other than ANY", lambda: writer.token(b"a", expected=ANY)),
+    ]
+    for number in (-1, 1 << 63):
+        wrong.append(("transaction id", partial(writer.write, b"a", b"no", expected=EMPTY, transaction_id=number)))
+    for expected in (-1, 1 << 63, True, "seq=1", None, 1.5):
+        wrong.append((None, partial(writer.write, b"a", b"no", expected=expected)))  # type: ignore[arg-type]
+    for words, attempt in wrong:
+        with pytest.raises(InvalidRequestError, match=words):
+            attempt()
+    token = writer.token(b"a", expected=EMPTY)
+    with pytest.raises(InvalidRequestError, match="another key or expectation"):
+        writer.write(b"b", b"no", expected=EMPTY, token=token)
 
 
 def test_a_number_alone_is_refused_with_the_way_to_say_either_id(site: Site, writer: CasWriter, ledger: str) -> None:
@@ -440,18 +391,6 @@ def test_a_stream_that_does_not_exist(client: rollbridge.Bridge, ledger: str) ->
         client.cas_writer("__ledger")
 
 
-def test_scope_key_without_a_key_is_refused(writer: CasWriter) -> None:
-    with pytest.raises(InvalidRequestError, match="needs a key"):
-        writer.write(None, b"no", expected=EMPTY, scope="key")
-    with pytest.raises(InvalidRequestError, match="needs a key"):
-        writer.tail(scope="key")
-
-
-def test_a_scope_that_is_none_is_refused(writer: CasWriter) -> None:
-    with pytest.raises(InvalidRequestError, match="segment or key"):
-        writer.write(b"a", b"no", expected=EMPTY, scope="stream")
-
-
 def test_each_record_of_a_run_has_headers_of_its_own(client: rollbridge.Bridge, writer: CasWriter, ledger: str) -> None:
     writer.write_all([(b"a", b"1"), (b"a", b"2")], expected=EMPTY, headers=[[("n", b"one")], [("n", b"two")]])
     with client.reader(ledger, follow=False) as reader:
@@ -470,43 +409,9 @@ def test_a_run_across_two_segments_is_refused_with_a_hint(site: Site, client: ro
     assert values(site, orders) == []
 
 
-def test_bad_runs_are_refused(writer: CasWriter) -> None:
-    with pytest.raises(InvalidRequestError, match="at least one"):
-        writer.write_all([], expected=EMPTY)
-    with pytest.raises(InvalidRequestError, match="exceeds 900000"):
-        writer.write_all([(b"a", bytes(300_000))] * 4, expected=EMPTY)
-    with pytest.raises(InvalidRequestError, match="have one key"):
-        writer.write_all([(b"a", b"no"), (b"b", b"no")], expected=EMPTY, scope="key")
-    with pytest.raises(InvalidRequestError, match="1 transaction ids for 2"):
-        writer.write_all([(b"a", b"no"), (b"b", b"no")], expected=EMPTY, transaction_ids=[1])
-    with pytest.raises(InvalidRequestError, match="headers for 1 of 2"):
-        writer.write_all([(b"a", b"no"), (b"b", b"no")], expected=EMPTY, headers=[[("n", b"1")]])
-
-
 def test_a_record_that_is_too_large_is_refused(writer: CasWriter) -> None:
     with pytest.raises(RecordTooLargeError):
         writer.write(b"a", bytes(1_100_000), expected=EMPTY)
-
-
-@pytest.mark.parametrize("number", [-1, 1 << 63])
-def test_a_transaction_id_that_is_no_long_is_refused(writer: CasWriter, number: int) -> None:
-    with pytest.raises(InvalidRequestError, match="transaction id"):
-        writer.write(b"a", b"no", expected=EMPTY, transaction_id=number)
-
-
-def test_headers_of_ours_are_refused(writer: CasWriter) -> None:
-    with pytest.raises(InvalidRequestError, match="are ours"):
-        writer.write(b"a", b"no", expected=EMPTY, headers=[("rollbridge-cas", b"x")])
-
-
-def test_bad_tokens_are_refused(writer: CasWriter) -> None:
-    with pytest.raises(InvalidRequestError, match="not a token"):
-        writer.outcome("nonsense")
-    with pytest.raises(InvalidRequestError, match="other than ANY"):
-        writer.token(b"a", expected=ANY)
-    token = writer.token(b"a", expected=EMPTY)
-    with pytest.raises(InvalidRequestError, match="another key or expectation"):
-        writer.write(b"b", b"no", expected=EMPTY, token=token)
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan")])

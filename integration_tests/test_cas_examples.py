@@ -12,7 +12,6 @@ from integration_tests.clients import Site
 from spark_examples.demo.competing import StuckError, check, finish, play, start
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("example", "arguments", "checks"),
     [("box_office", ["--seats=80"], 3), ("copy_file", ["--lines=400"], 1), ("one_writer", ["--rounds=20"], 4)],

@@ -25,21 +25,23 @@ from integration_tests.cas_worker import Line, Task, read_notes, work
 from integration_tests.clients import Site, until
 from integration_tests.histories import ANY, Answer, Operation, Stored, Write, find_fault
 from integration_tests.patience import PATIENCE_S
+from rollbridge.base.effects import AnyEffect, Steps
+from rollbridge.base.ids import SegmentId
 from rollbridge.cas import machine
 from rollbridge.cas.machine import MOVES, ConditionalAppend, RoundState
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError, InvalidRequestError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder
-from rollbridge.kafka.fetch import NO_EPOCH, LogReader, Stretch
+from rollbridge.kafka.fetch import LogReader, Stretch
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.segment_tail import Question, Read, SegmentTail
-from rollbridge.model.cas import Accepted, Verdict
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName, parse_segment_topic
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.paths import cas_slots
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.kafka.segment_tail import Read, SegmentTail
+from rollbridge.metadata.paths import cas_slots
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.conditions import Accepted, Verdict
+from rollbridge.stream.group_offsets import NO_EPOCH
+from rollbridge.stream.keyspace import KeySpace
+from rollbridge.stream.names import StreamName, parse_segment_topic
 
 KEYS = tuple(key for key in (f"key-{number}" for number in range(400)) if KeySpace().position(key.encode()) < 0.05)[:4]
 """Keys that stay in one segment through the scales below, so that there is one log to be linearizable."""
@@ -96,9 +98,7 @@ def scale_keys_segment(client: rollbridge.Bridge, stream: str, low_part: float) 
 # Many writers, nothing goes wrong but the others --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "connections", [6, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("connections", [6, 1, 2])
 def test_many_writers_and_transactions_of_one_segment_are_linearizable(
     site: Site, client: rollbridge.Bridge, register: str, connections: int
 ) -> None:
@@ -210,7 +210,6 @@ def workers(site: Site, register: str, tmp_path: Path) -> Iterator[Workers]:
         found.close()
 
 
-@pytest.mark.long
 def test_killed_and_paused_writers_across_scales_are_linearizable(
     site: Site, client: rollbridge.Bridge, register: str, workers: Workers
 ) -> None:
@@ -251,8 +250,8 @@ def test_killed_and_paused_writers_across_scales_are_linearizable(
 def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decide on what is decided already, instead of waiting for all earlier offsets."""
 
-    def part(self: SegmentTail, offset: int, to: int, epoch: int = NO_EPOCH) -> Question[Stretch]:
-        found: Stretch = yield Read(self.place, offset, offset, epoch)
+    def part(self: SegmentTail, offset: int, to: int, epoch: int = NO_EPOCH) -> Steps[Stretch]:
+        found = yield from Read(self.place, offset, offset, epoch)
         return found._replace(end=to, records=[record for record in found.records if record.offset < to])
 
     monkeypatch.setattr(SegmentTail, "part", part)
@@ -261,10 +260,10 @@ def without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def check_before_append(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look whether the condition holds, then append without looking again."""
 
-    def begin(round_: ConditionalAppend, _: machine.Began) -> machine.RoundEffect | None:
+    def begin(round_: ConditionalAppend, _: machine.Began) -> AnyEffect | None:
         return ConditionalAppend._begin(round_, machine.Began(looks=True))
 
-    def decide(round_: ConditionalAppend, event: machine.Appended) -> machine.RoundEffect | None:
+    def decide(round_: ConditionalAppend, event: machine.Appended) -> AnyEffect | None:
         round_.state, round_._offset = RoundState.DECIDING, event.offset
         return round_.handle(machine.Stable([Accepted(sns) for sns in _sns_at(round_, event.offset)]))
 
@@ -276,7 +275,7 @@ def trust_the_end_offset(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take it that nothing is between when the record came right after the expected one and its marker."""
     original = ConditionalAppend._verdicts
 
-    def verdicts(self: ConditionalAppend, offset: int) -> Question[list[Verdict | InvalidRequestError]]:
+    def verdicts(self: ConditionalAppend, offset: int) -> Steps[list[Verdict | InvalidRequestError]]:
         found = yield from original(self, offset)  # all earlier transactions are waited for
         dlsn = self.entries[0].condition.expected.dlsn
         if dlsn is not None and dlsn.segment == self.tail.segment and 0 < offset - dlsn.offset <= 2:

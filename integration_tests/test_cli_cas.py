@@ -4,24 +4,10 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
 import rollbridge
 from integration_tests.clients import Site
 from integration_tests.command_line import Cli
 from rollbridge.cli.common import ExitCode
-
-
-@pytest.fixture
-def cli(site: Site) -> Cli:
-    return Cli(site.cluster, site.root)
-
-
-@pytest.fixture
-def ledger(client: rollbridge.Bridge, scope: str) -> str:
-    name = f"{scope}/ledger"
-    client.admin.create_stream(name)
-    return name
 
 
 def test_what_tail_prints_is_what_cas_expects(site: Site, cli: Cli, ledger: str) -> None:
@@ -29,7 +15,7 @@ def test_what_tail_prints_is_what_cas_expects(site: Site, cli: Cli, ledger: str)
     first = cli("cas", ledger, "one", "--key", "a", "--expected", "empty", "--transaction-id", "7")
     assert first.code == 0, first
     assert cli("tail", ledger).out == first.out
-    fallen = cli("cas", ledger, "no", "--key", "a", "--expected", "any", "--transaction-id", "6", "--rising-ids")
+    fallen = cli("cas", ledger, "no", "--key", "a", "--expected", "any", "--transaction-id", "6", "--monotonic-ids")
     assert fallen.code == ExitCode.REFUSED
     second = cli.json("cas", ledger, "two", "--key", "a", "--expected", first.out.strip(), "--header", "h=v")
     assert cli.json("tail", ledger, "--key", "a", "--scope", "key") == second

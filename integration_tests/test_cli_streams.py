@@ -14,10 +14,10 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.command_line import Cli
 from integration_tests.patience import eventually
+from rollbridge.base.ids import TransactionId
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import TransactionAbortedError
-from rollbridge.model.ids import TransactionId
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
 
 
 @pytest.fixture(scope="module")

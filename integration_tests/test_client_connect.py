@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,6 @@ import pytest
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from rollbridge.errors import ConfigError, NothingServedError
-
-
-@pytest.fixture
-def root(unique_name: Callable[[str], str]) -> str:
-    return "/" + unique_name("connect")
 
 
 def test_the_environment_says_where_and_the_process_who(

@@ -46,7 +46,6 @@ def test_no_zookeeper_at_the_start_is_said_clearly(own_cluster: AnyCluster) -> N
         rollbridge.connect(own_cluster.bootstrap_servers, zookeeper=address, options=QUICK)
 
 
-@pytest.mark.long
 def test_a_transaction_survives_a_broker_that_is_killed_in_the_middle(
     own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:
@@ -70,7 +69,6 @@ def test_a_transaction_survives_a_broker_that_is_killed_in_the_middle(
     assert len(values) == len(set(values)) == 2_001
 
 
-@pytest.mark.long
 def test_a_transaction_survives_a_zookeeper_that_is_killed_in_the_middle(
     own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:
@@ -89,7 +87,6 @@ def test_a_transaction_survives_a_zookeeper_that_is_killed_in_the_middle(
     assert [message.value() for message in own_site.committed(stream)] == [b"before", b"while", b"begun meanwhile"]
 
 
-@pytest.mark.long
 def test_writers_wait_while_the_buffer_is_full_and_are_told_in_the_end(
     own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:
@@ -144,7 +141,6 @@ def test_another_thread_may_write_while_one_waits(own_cluster: AnyCluster, own_s
         assert [transaction.commit(timeout=90).records for transaction in transactions] == [60] * 3
 
 
-@pytest.mark.long
 def test_plain_writes_survive_a_broker_that_is_killed_in_the_middle(
     own_cluster: AnyCluster, own_site: Site, stream: str
 ) -> None:

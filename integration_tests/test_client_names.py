@@ -12,11 +12,11 @@ import rollbridge
 from integration_tests.clients import Site, until
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import ClientFencedError, InvalidNameError, InvalidRequestError, OutcomeUnknownError
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import CheckNode
-from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import CheckNode
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName
 
 
 def write(txn: rollbridge.Transaction, stream: str, *values: str) -> None:
@@ -235,12 +235,7 @@ def test_who_has_lost_a_name_begins_no_session_of_it(site: Site, client: rollbri
     other = client.client("holder")
     with (
         ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session,
-        rollbridge.connect(
-            site.cluster.bootstrap_servers,
-            zookeeper=site.cluster.zookeeper,
-            zookeeper_root=site.root,
-            client_name="another-process",
-        ) as late,
+        site.connect("another-process") as late,
     ):
         session.create(node, b"")
         former = late.client("holder")

@@ -11,14 +11,14 @@ import pytest
 import rollbridge
 from integration_tests.clients import Site
 from integration_tests.patience import eventually
+from rollbridge.base.attribution import unpack_record_header
+from rollbridge.base.ids import TransactionId, split_local_sequence
 from rollbridge.errors import (
     InvalidRequestError,
     TransactionClosedError,
     TransactionCommittedError,
     TransactionNotFoundError,
 )
-from rollbridge.model.attribution import unpack_record_header
-from rollbridge.model.ids import TransactionId, split_local_sequence
 
 WORKER = """
 import pickle, sys
@@ -146,10 +146,10 @@ def test_a_part_follows_the_epoch_of_its_transaction(client: rollbridge.Bridge, 
 
 def test_an_unknown_transaction_can_not_be_joined(client: rollbridge.Bridge, caplog: pytest.LogCaptureFixture) -> None:
     with (
-        caplog.at_level("INFO", "rollbridge.connection"),
+        caplog.at_level("INFO", "rollbridge.client.connection"),
         pytest.raises(TransactionNotFoundError, match="it has ended, or it never began"),
     ):
         client.join(TransactionId.of(0, 1 << 80), timeout=5)
-    assert "trying to find open transaction" in caplog.text
+    assert "retry.waiting action='find open transaction" in caplog.text
     with pytest.raises(InvalidRequestError):
         client.join("no id")

@@ -34,9 +34,9 @@ from rollbridge.errors import (
     WrongClusterError,
 )
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.names import StreamName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import StreamName
 
 
 def test_after_the_commit_nothing_can_be_written_or_aborted(site: Site, client: rollbridge.Bridge, orders: str) -> None:

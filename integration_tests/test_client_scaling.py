@@ -10,11 +10,11 @@ from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.clients import Site, place_of, until
+from rollbridge.base.sn import DLSN
 from rollbridge.errors import InvalidNameError, StreamNotFoundError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.epochs import EpochCause
-from rollbridge.model.sn import DLSN
-from rollbridge_coordinator.state.streams import segment_topic_spec
+from rollbridge.stream.epochs import EpochCause
+from rollbridge_coordinator.core.stream_state import segment_topic_spec
 
 
 def test_a_transaction_that_outlives_scales_keeps_the_order_of_every_key(

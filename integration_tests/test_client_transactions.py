@@ -13,6 +13,7 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, header_of, headers_of, place_of, read_committed, until
 from integration_tests.patience import PATIENCE_S
+from rollbridge.base.ids import TransactionId
 from rollbridge.errors import (
     CoordinatorUnavailableError,
     InvalidRequestError,
@@ -21,8 +22,7 @@ from rollbridge.errors import (
     TransactionClosedError,
     TransactionNotFoundError,
 )
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import StreamName
+from rollbridge.stream.names import StreamName
 
 
 def test_a_commit_makes_everything_visible_where_the_futures_say(
@@ -194,7 +194,7 @@ def test_closing_leaves_open_transactions_open_and_says_so(
         future = transaction.write(orders, key=b"k", value=b"v")
         transaction.flush()
         until(lambda: transaction.id in [record.id for record in client.admin.transactions()])
-    assert f"{transaction.id} is left open" in caplog.text
+    assert f"transaction.left_open txn={transaction.id}" in caplog.text
     assert isinstance(future.exception(0), OutcomeUnknownError)
     with pytest.raises(OutcomeUnknownError):
         transaction.commit()

@@ -15,6 +15,7 @@ import pytest
 import rollbridge
 from integration_tests.clients import Site
 from integration_tests.command_line import Cli
+from rollbridge.base.ids import TransactionId
 from rollbridge.errors import (
     AlreadyAbortedError,
     ClientFencedError,
@@ -22,7 +23,6 @@ from rollbridge.errors import (
     TransactionCommittedError,
     TransactionNotFoundError,
 )
-from rollbridge.model.ids import TransactionId
 
 WRITER = """
 import sys, rollbridge
@@ -84,12 +84,6 @@ def writer(site: Site, orders: str, ledger: str) -> Iterator[Writer]:
     yield found
     if found.process.poll() is None:
         found.kill()
-
-
-@pytest.fixture
-def cli(site: Site) -> Cli:
-    """The command line on the site's cluster."""
-    return Cli(site.cluster, site.root)
 
 
 def values_of(site: Site, stream: str) -> list[str]:
@@ -181,11 +175,11 @@ def test_what_only_its_owner_can_commit_is_refused(site: Site, client: rollbridg
             client.commit_arrived(txn.id)
         assert txn.commit(parts=[handle]).records == 2, "its owner goes on as if nothing had happened"
         shared = parent.share("series", "one")
-        joint = shared.joint(ledger, series="job", number=0)
-        joint.part().finish()
+        cooperative = shared.cooperative(ledger, series="job", number=0)
+        cooperative.part().finish()
         with pytest.raises(ConflictError, match="joint transactions"):
-            client.commit_arrived(joint.id)
-        assert shared.commit(joint.ticket, []).records == 0
+            client.commit_arrived(cooperative.id)
+        assert shared.commit(cooperative.ticket, []).records == 0
         other.write(ledger, key=b"c", value=b"other")
 
 

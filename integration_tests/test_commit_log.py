@@ -17,7 +17,12 @@ from integration_tests.clients import Site, patient_client, read_committed
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import Relay
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
+from rollbridge.buffer.snapshot_topic import read_all
 from rollbridge.cli.common import ExitCode
+from rollbridge.commitlog.control import ControlKind, decode_control
+from rollbridge.commitlog.outcomes import ended_key
 from rollbridge.errors import (
     InvalidRequestError,
     NotFoundError,
@@ -25,15 +30,10 @@ from rollbridge.errors import (
     TransactionCommittedError,
     TruncatedError,
 )
-from rollbridge.kafka.snapshots import read_all
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model import paths
-from rollbridge.model.control import ControlKind, decode_control
-from rollbridge.model.ended import ended_key
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName, StreamName, snapshot_indexes_topic
 
 SETTINGS = {
     "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "100",
@@ -302,7 +302,6 @@ def test_a_preview_shows_nothing_that_has_ended_although_the_log_does_not_say_so
         assert previewed(client, ledger) == []
 
 
-@pytest.mark.long
 def test_many_weeks_leave_what_one_does(site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin) -> None:
     """With weeks of a second: topics, nodes, and what a new leader has to read, while a stream is scaled and rolled."""
     scope, buffer = group_of(ledger), StreamName.parse(ledger).buffer_topic()
@@ -359,13 +358,9 @@ POINTS = [
     "record_extended/Write:before",
     "record_extended/Write:after",
 ]
-SOME = ["_delete_below/DeleteRecords:before"]
-"""Those that `make test` tries, too."""
 
 
-@pytest.mark.parametrize(
-    "point", [point if point in SOME else pytest.param(point, marks=pytest.mark.long) for point in POINTS]
-)
+@pytest.mark.parametrize("point", POINTS)
 def test_the_next_leader_knows_what_has_ended_wherever_the_one_that_truncates_dies(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, topics: TopicAdmin, point: str
 ) -> None:

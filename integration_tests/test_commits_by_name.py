@@ -9,11 +9,11 @@ from confluent_kafka import TopicPartition
 
 import rollbridge
 from integration_tests.clients import Site, consumer_raises, until
+from integration_tests.consumer_groups import GROWN, Group, take, values
 from integration_tests.grown_streams import KEYS, grow, write
-from integration_tests.test_consumer import GROWN, Group, take, values
 from rollbridge.consumer.records import Message
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model.names import StreamName
+from rollbridge.stream.names import StreamName
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from confluent_kafka import (
 
 import rollbridge
 from integration_tests.clients import Site, adopt, consumer_raises, until
+from integration_tests.consumer_groups import GROWN, Group, take, values
 from integration_tests.grown_streams import KEYS, grow, grow_narrowly, write
 from integration_tests.kafka_tools import create_topic
 from rollbridge.consumer.records import Message
@@ -30,61 +31,15 @@ from rollbridge.errors import (
     RollbridgeError,
     StreamNotFoundError,
     StreamRecreatedError,
+    TruncatedError,
 )
-from rollbridge.model.names import StreamName
-
-GROWN = len(KEYS) * 4
-
-
-class Group:
-    """Makes members of one group."""
-
-    def __init__(self, site: Site, name: str) -> None:
-        self._site = site
-        self.name = name
-
-    def config(self, **settings: Any) -> dict[str, Any]:
-        return {
-            "bootstrap.servers": self._site.cluster.bootstrap_servers,
-            "zookeeper": self._site.cluster.zookeeper,
-            "zookeeper.root": self._site.root,
-            "group.id": self.name,
-            "auto.offset.reset": "earliest",
-            "heartbeat.interval.ms": 200,  # by which members learn of each other; the default is 3 s
-            **{name.replace("_", "."): value for name, value in settings.items()},
-        }
-
-    @contextmanager
-    def member(self, *streams: str, **settings: Any) -> Iterator[rollbridge.Consumer]:
-        with rollbridge.Consumer(self.config(**settings)) as consumer:
-            if streams:
-                consumer.subscribe(list(streams))
-            yield consumer
+from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.stream.names import StreamName
 
 
 @pytest.fixture
 def group(site: Site, unique_name: Callable[[str], str]) -> Group:
     return Group(site, unique_name("group"))
-
-
-def take(consumer: rollbridge.Consumer, count: int, into: list[Message] | None = None) -> list[Message]:
-    """Read until there are so many messages."""
-    found: list[Message] = [] if into is None else into
-
-    def enough() -> bool:
-        found.extend(consumer.consume(100, 0.5))
-        return len(found) >= count
-
-    until(enough)
-    assert all(message.error() is None for message in found)
-    return found
-
-
-def values(messages: list[Message]) -> dict[bytes, list[bytes]]:
-    found: dict[bytes, list[bytes]] = {}
-    for message in messages:
-        found.setdefault(message.key() or b"", []).append(message.value() or b"")
-    return found
 
 
 def nothing_comes(consumer: rollbridge.Consumer, polls: int = 6) -> None:
@@ -130,6 +85,7 @@ class PutOut:
         self._consumer.subscribe(topics, **callbacks)
 
 
+@pytest.mark.long
 def test_a_subscription_that_changes_while_a_member_has_no_id_waits_for_one(
     client: rollbridge.Bridge, orders: str, group: Group
 ) -> None:
@@ -162,6 +118,7 @@ def test_epochs_that_are_made_meanwhile_are_followed(client: rollbridge.Bridge, 
         assert values(found) == {key: [b"first", *expected] for key in KEYS}
 
 
+@pytest.mark.long
 def test_late_commits_that_roll_a_part_of_a_stream_are_followed_by_a_group(
     client: rollbridge.Bridge, orders: str, group: Group
 ) -> None:
@@ -432,6 +389,55 @@ def test_a_callback_that_raises_keeps_no_segment_from_others(
             one.close()
 
 
+class Answered:
+    """A native consumer to which the outcome of a commit is told while it fetches several messages."""
+
+    def __init__(self, consumer: Any, place: TopicPartition) -> None:
+        self._consumer = consumer
+        self._place = place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def consume(self, number: int, _timeout: float) -> Any:
+        self._consumer.commit(offsets=[self._place], asynchronous=True)
+        return self._consumer.consume(number, 60)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_callback_that_raises_while_messages_are_fetched_loses_none(
+    client: rollbridge.Bridge, orders: str, group: Group, *, by_hand: bool
+) -> None:
+    told: list[Any] = []
+
+    def fail(*outcome: Any) -> None:
+        told.append(outcome)
+        raise ValueError("no more of this")
+
+    with group.member(enable_auto_commit=False, on_commit=fail) as consumer:
+        if by_hand:
+            consumer.assign([TopicPartition(orders, number, OFFSET_BEGINNING) for number in (0, 1)])
+        else:
+            consumer.subscribe([orders])
+            until(lambda: consumer.poll(0.2) is None and _positions_known(consumer, 2))
+        native, first = consumer._consumer, StreamName.parse(orders).segment_topic(rollbridge.SegmentId.of(0, 0))
+        consumer._consumer = Answered(native, TopicPartition(first, 0, 0))  # type: ignore[assignment]
+        write(client, orders, b"0")
+
+        def is_interrupted() -> bool:
+            try:
+                assert consumer.consume(100, 0.5) == []
+            except ValueError:
+                return True
+            return False
+
+        until(is_interrupted)
+        assert told
+        consumer._consumer = native
+        assert values(take(consumer, len(KEYS))) == {key: [b"0"] for key in KEYS}
+        nothing_comes(consumer, 2)
+
+
 def test_a_commit_of_somebody_else_s_generation_is_refused(
     client: rollbridge.Bridge, orders: str, group: Group
 ) -> None:
@@ -465,9 +471,8 @@ def test_a_group_may_begin_elsewhere_and_a_member_may_assign_by_hand(
         assert {message.partition() for message in take(consumer, 1)} == {1}
 
 
-@pytest.mark.parametrize(
-    "ours", [pytest.param(False, marks=pytest.mark.long), True], ids=["a native transaction", "a transaction of ours"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("ours", [False, True], ids=["a native transaction", "a transaction of ours"])
 def test_offsets_that_a_transaction_commits_let_successors_go_on(
     site: Site, client: rollbridge.Bridge, orders: str, payments: str, group: Group, ours: bool
 ) -> None:
@@ -568,6 +573,92 @@ def test_what_counts_as_processed_can_be_said(client: rollbridge.Bridge, orders:
             consumer.store_offsets(message=first)
 
 
+def test_what_is_stored_is_all_that_is_committed_and_a_refused_store_stores_nothing(
+    client: rollbridge.Bridge, orders: str, group: Group
+) -> None:
+    write(client, orders, b"0")
+    settings = {"enable_auto_commit": False, "enable_auto_offset_store": False}
+    with group.member(orders, **settings) as consumer:
+        take(consumer, len(KEYS))
+        places = [TopicPartition(orders, 0), TopicPartition(orders, 1)]
+        for refused in (TopicPartition(orders, 1, 1_000), TopicPartition(orders, 7, 1)):
+            with pytest.raises(KafkaException):
+                consumer.store_offsets(offsets=[TopicPartition(orders, 0, 1), refused])
+        consumer.commit(asynchronous=False)
+        assert [place.offset for place in consumer.committed(places, timeout=120)] == [0, 0]
+        consumer.store_offsets(offsets=[TopicPartition(orders, 0, 1)])
+        consumer.commit(asynchronous=False)
+        assert [place.offset for place in consumer.committed(places, timeout=120)] == [1, 0]
+    with group.member(orders) as consumer:
+        take(consumer, len(KEYS) - 1)
+        nothing_comes(consumer, 2)
+
+
+def test_a_segment_that_is_paused_while_it_waits_stays_so_once_it_may_be_read(
+    client: rollbridge.Bridge, orders: str, group: Group
+) -> None:
+    write(client, orders, b"before")
+    client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
+    write(client, orders, b"after")
+    with group.member(orders, enable_auto_commit=False) as consumer:
+        found: list[Message] = []
+        until(lambda: take(consumer, 1, found) and all(key in values(found) for key in KEYS))
+        waiting = [place for place in consumer.position(consumer.assignment()) if place.offset == OFFSET_INVALID]
+        assert len(waiting) == 2
+        consumer.pause(waiting)
+        consumer.commit(asynchronous=False)
+        until(lambda: consumer.poll(0.2) is None and all(at.offset >= 0 for at in consumer.position(waiting)))
+        nothing_comes(consumer, 2)
+        consumer.resume(waiting)
+        take(consumer, 2 * len(KEYS), found)
+    assert values(found) == {key: [b"before", b"after"] for key in KEYS}
+
+
+def test_what_was_read_to_its_end_can_be_read_once_more_and_its_end_stays_committed(
+    client: rollbridge.Bridge, orders: str, group: Group
+) -> None:
+    write(client, orders, b"before")
+    client.admin.scale(orders, seal=[0, 1], ranges=[(0.0, 1.0)])
+    write(client, orders, b"after")
+    sealed = client.admin.history(orders).sealed_end(rollbridge.SegmentId.of(0, 0))
+    place = TopicPartition(orders, 0)
+    with group.member(orders, enable_auto_commit=False) as consumer:
+        found = take(consumer, len(KEYS))
+        consumer.commit(asynchronous=False)
+        take(consumer, 2 * len(KEYS), found)
+        consumer.commit(asynchronous=False)
+        first = [message.dlsn for message in found if message.partition() == 0]
+        for offset in (0, 1):
+            consumer.seek(TopicPartition(orders, 0, offset))
+            assert consumer.position([place])[0].offset == offset
+            again = take(consumer, len(first) - offset)
+            assert [message.dlsn for message in again] == first[offset:]
+            consumer.commit(message=again[0], asynchronous=False)
+            consumer.commit(asynchronous=False)
+            until(lambda: not consumer.poll(0.1) and consumer.committed([place], timeout=120)[0].offset == sealed)
+    with group.member(orders) as consumer:
+        nothing_comes(consumer, 2)
+
+
+def test_a_group_that_has_begun_reads_what_truncation_has_left_whatever_new_ones_begin_with(
+    client: rollbridge.Bridge, orders: str, group: Group
+) -> None:
+    settings = {"auto_offset_reset": "latest", "enable_auto_commit": False}
+    with group.member(orders, **settings) as consumer:
+        until(lambda: consumer.poll(0.2) is None and _positions_known(consumer, 2))
+        write(client, orders, b"read")
+        take(consumer, len(KEYS))
+        consumer.commit(asynchronous=False)
+    write(client, orders, b"deleted")
+    with client.reader(orders, follow=False) as reader:
+        assert len(list(reader)) == 2 * len(KEYS)
+        behind = reader.position
+    write(client, orders, b"left")
+    client.admin.truncate(orders, behind)
+    with group.member(orders, **settings) as consumer:
+        assert values(take(consumer, len(KEYS))) == {key: [b"left"] for key in KEYS}
+
+
 def test_a_group_that_reads_other_streams_is_refused(
     client: rollbridge.Bridge, orders: str, payments: str, group: Group
 ) -> None:
@@ -617,6 +708,62 @@ def test_adopted_topics_that_a_group_reads_beside_a_stream_may_differ(
         client.admin.scale(orders, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
         write(client, orders, b"scaled")
         take(consumer, len(KEYS))
+
+
+@pytest.mark.long
+def test_a_topic_that_was_created_and_adopted_again_is_begun_at_its_first_record(
+    site: Site, client: rollbridge.Bridge, topic: str, group: Group
+) -> None:
+    """A member that subscribes again keeps its partitions, and nothing of where it was, nor what it had processed."""
+    for number in range(3):
+        write(client, topic, b"former-%d" % number)
+    with group.member(topic, auto_commit_interval_ms=86_400_000) as consumer:
+        former = take(consumer, 3 * len(KEYS))
+        with closing(TopicAdmin(site.cluster.bootstrap_servers)) as admin:
+            admin.delete_topics([topic])
+            until(lambda: topic not in admin.list_topics())
+        create_topic(site.cluster.bootstrap_servers, topic, partitions=2)
+
+        def is_refused() -> bool:
+            try:
+                assert consumer.poll(0.5) is None
+            except KafkaException as fault:
+                return isinstance(fault.__cause__, StreamRecreatedError | TruncatedError)
+            return False
+
+        until(is_refused)
+        for asynchronous in (True, False):
+            with consumer_raises(StreamRecreatedError, TruncatedError):
+                consumer.commit(message=former[-1], asynchronous=asynchronous)
+        client.admin.release_topic(topic)
+        adopt(client, topic, partitioner="murmur2")
+        fresh = [b"fresh-%d" % number for number in range(4)]
+        for value in fresh:
+            write(client, topic, value)
+        consumer.subscribe([topic])
+        with consumer_raises(InvalidRequestError, match="handed out"):
+            consumer.commit(message=former[-1], asynchronous=False)
+        assert values(take(consumer, len(fresh) * len(KEYS))) == dict.fromkeys(KEYS, fresh)
+
+
+@pytest.mark.long
+def test_a_member_that_closes_commits_nothing_in_a_topic_that_was_created_again(
+    site: Site, client: rollbridge.Bridge, topic: str, group: Group
+) -> None:
+    write(client, topic, b"former")
+    with group.member(topic, auto_commit_interval_ms=86_400_000) as consumer:
+        take(consumer, len(KEYS))
+        with closing(TopicAdmin(site.cluster.bootstrap_servers)) as admin:
+            admin.delete_topics([topic])
+            until(lambda: topic not in admin.list_topics())
+        create_topic(site.cluster.bootstrap_servers, topic, partitions=2)
+        with consumer_raises(StreamRecreatedError, TruncatedError):
+            take(consumer, 1)
+    client.admin.release_topic(topic)
+    adopt(client, topic, partitioner="murmur2")
+    write(client, topic, b"fresh")
+    with group.member(topic) as consumer:
+        assert values(take(consumer, len(KEYS))) == {key: [b"fresh"] for key in KEYS}
 
 
 def test_streams_and_partitions_that_do_not_exist(client: rollbridge.Bridge, orders: str, group: Group) -> None:

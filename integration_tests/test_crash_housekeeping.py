@@ -14,13 +14,13 @@ import pytest
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import read_committed
+from integration_tests.clients import patient_client, read_committed
 from integration_tests.coordinators import Relay, until
+from rollbridge.buffer.snapshot_topic import SnapshotReader
 from rollbridge.errors import OutcomeExpiredError, TransactionRefusedError
-from rollbridge.kafka.snapshots import SnapshotReader
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.names import StreamName
-from rollbridge.model.records import StreamConfig
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.names import StreamName
 
 POINTS = [
     "take_snapshots/CreateTopics:after",
@@ -42,23 +42,15 @@ ABORTS = 400
 """Their ids fill a segment of a snapshot."""
 
 
-@pytest.mark.long
 def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     scope = unique_name("crash")
     stream = StreamName(scope, "orders")
     name = str(stream)
-    options = rollbridge.ClientOptions(admin_timeout_s=60)
     with (
         Relay(cluster, f"/{scope}", tmp_path, POINTS, BUSY) as relay,
-        rollbridge.connect(
-            cluster.bootstrap_servers,
-            zookeeper=cluster.zookeeper,
-            zookeeper_root=f"/{scope}",
-            client_name="teller",
-            options=options,
-        ) as b,
+        patient_client(cluster, f"/{scope}", "teller") as b,
     ):
         topics = TopicAdmin(cluster.bootstrap_servers)
         b.admin.create_stream(name)

@@ -17,13 +17,13 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import header_of, patient_client, read_committed
 from integration_tests.coordinators import Relay, until
 from integration_tests.crashing import CRASH_AT, STOP_AT, CrashPoint
+from rollbridge.commitlog.control import ControlKind, ControlRecord, decode_control
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model import paths
-from rollbridge.model.control import ControlKind, ControlRecord, decode_control
-from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.epochs import EpochCause, EpochHistory, check_chain
+from rollbridge.stream.names import GroupName, StreamName
 
 POINTS = [
     "take_over/TakeIdentity:after",
@@ -77,12 +77,8 @@ LATE_POINTS = [
     "merge_late/CommitRound:after + finish_pending/Seal:after",
 ]
 """Of the story of late commits that follow each other."""
-SOME_LATE = ["merge_late/CommitRound:before", "end_linger/Seal:before"]
-SOME = [
-    "scale/Seal:after",
-    "roll/Seal:after",
-    "roll/CommitRound:after",
-]
+SOME_LATE = ["merge_late/CommitRound:before"]
+SOME = ["roll/CommitRound:after"]
 """Those that `make test` tries, too."""
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from integration_tests.defects import DefectWatch
-from rollbridge.defects import MARK
+from rollbridge.base.logs import MARK
 
 
 @pytest.mark.logs_defects

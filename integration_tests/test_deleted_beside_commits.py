@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-import rollbridge
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import patient_client
 from integration_tests.coordinators import coordinator, until
 from integration_tests.patience import PATIENCE_S
-from integration_tests.test_paused_leaders import OPTIONS, is_stopped
+from integration_tests.pauses import is_stopped
 from rollbridge.errors import RollbridgeError, TransactionAbortedError
 
 DOOMED = "delete_stream/Write:before"
@@ -29,11 +29,7 @@ def test_a_commit_whose_buffer_is_deleted_unread_ends_as_aborted_and_holds_up_no
     scope, root = unique_name("scope"), f"/{unique_name('doomed')}"
     doomed, other = f"{scope}/doomed", f"{scope}/other"
     with (
-        closing(
-            rollbridge.connect(
-                cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=OPTIONS
-            )
-        ) as client,
+        closing(patient_client(cluster, root)) as client,
         coordinator(cluster, root, "first", tmp_path, arguments=["--session-timeout=60"], STOP_AT=DOOMED) as first,
     ):
         for stream in (doomed, other):

@@ -20,7 +20,6 @@ def test_conditional_deposits_of_two_processes_are_all_there(place: Place) -> No
     assert balances(place) == list(range(1, 51))
 
 
-@pytest.mark.long
 def test_blind_deposits_all_stand_in_the_log_whatever_they_overwrite(place: Place) -> None:
     race(place, 25, conditional=False)
     found = balances(place)

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site
 from spark_examples.demo.gateway import BEHIND, STRAIGHT, gateway_of, play
 
 
-@pytest.mark.long
 def test_a_dead_job_behind_the_gateway_holds_nobody_up(tmp_path: Path) -> None:
     with LocalCluster() as cluster, Site(cluster, "/demo-gateway", tmp_path) as site, site.connect("demo") as b:
         log = tmp_path / "gateway.log"

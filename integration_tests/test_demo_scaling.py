@@ -17,7 +17,6 @@ def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
         yield site
 
 
-@pytest.mark.long
 def test_a_stream_follows_its_load(site: Site, scope: str, capsys: pytest.CaptureFixture[str]) -> None:
     with site.connect("demo") as b:
         assert play(b, f"{scope}/clicks", [(400, 10)])

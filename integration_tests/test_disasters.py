@@ -49,7 +49,6 @@ def _has_room(disk: Path) -> bool:
     return os.statvfs(disk).f_bavail > 0
 
 
-@pytest.mark.long
 def test_a_broker_whose_disk_is_full_loses_nothing_that_was_acknowledged(
     small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,20 +20,20 @@ from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.command_line import Cli
+from rollbridge.base.ids import SegmentId
+from rollbridge.buffer.snapshots import index_keys
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import CoordinatorUnavailableError
 from rollbridge.kafka.batches import BatchBuilder, stamped_header
-from rollbridge.kafka.coordination import Coordination
+from rollbridge.kafka.dispatch import PRODUCE_KEY, produce_body, request_start
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.produce import PRODUCE_KEY, produce_body, request_start
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model import paths
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
-from rollbridge.model.records import Coordinator
-from rollbridge.model.snapshots import index_keys
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.kafka.transactions import Coordination
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import Coordinator
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName, StreamName, snapshot_indexes_topic
 
 OLD_PRODUCE = 11
 """The last version with which a broker does not tell the coordinator that a partition takes part."""
@@ -121,6 +121,7 @@ def test_a_group_that_cannot_be_read_hides_no_other(patient: Patient, cluster: A
             assert str(lost) not in patient.cli("txn", "list", "--group", str(led)).err
 
 
+@pytest.mark.long
 def test_an_adopted_topic_is_looked_at_and_remains_its_owners(patient: Patient, cluster: AnyCluster) -> None:
     topic = f"{patient.scope}.segment-less"  # almost as ours are called
     kafka = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
@@ -229,6 +230,7 @@ def test_nobody_to_lead_and_a_zookeeper_that_was_wiped(
     assert "restore ZooKeeper" in answer.out
 
 
+@pytest.mark.long
 def test_a_wiped_zookeeper_is_not_begun_anew_over_old_data(
     patient: Patient, cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -248,6 +250,7 @@ def test_a_wiped_zookeeper_is_not_begun_anew_over_old_data(
     assert [message.value() for message in patient.site.committed(stream)] == [b"v"]
 
 
+@pytest.mark.long
 def test_a_native_transaction_whose_marker_was_lost_is_said_to_hang(
     unique_name: Callable[[str], str], scope: str, tmp_path: Path
 ) -> None:

@@ -86,7 +86,6 @@ def test_a_coordinator_has_its_environment_after_a_restart_too(embedded: Process
     embedded.kill(one.name)
 
 
-@pytest.mark.long
 def test_a_cluster_leaves_nothing_behind() -> None:
     with ProcessCluster(kafka_settings={"log.retention.hours": "1"}) as own:
         home = own.home
@@ -110,7 +109,6 @@ def test_a_cluster_that_cannot_start_leaves_nothing_and_shows_its_logs() -> None
     assert not home.parent.exists()
 
 
-@pytest.mark.long
 def test_a_killed_test_run_takes_its_cluster_with_it() -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert holder.stdin is not None

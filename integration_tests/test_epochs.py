@@ -10,16 +10,15 @@ from typing import Literal
 
 import pytest
 
-import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, consumer_of, read_and_commit
+from integration_tests.clients import Site, consumer_of, patient_client, read_and_commit
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import Relay, until
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import ANY, EMPTY
 from rollbridge.errors import CasWriteError, InvalidRequestError, TransactionRefusedError, TruncatedError
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
-from rollbridge.model.position import ReadPosition
-from rollbridge.model.sn import ANY, EMPTY
+from rollbridge.stream.names import StreamName
+from rollbridge.stream.positions import ReadPosition
 
 SETTINGS = {
     "TRUNCATE_BUFFERS_MS": "100",
@@ -31,7 +30,6 @@ SCALES = 4
 KEY = b"k"
 
 
-@pytest.mark.long
 def test_a_stream_goes_on_when_its_first_epochs_are_dropped_and_its_leader_dies_at_that(
     cluster: AnyCluster,
     scope: str,
@@ -48,12 +46,9 @@ def test_a_stream_goes_on_when_its_first_epochs_are_dropped_and_its_leader_dies_
         with consumer_of(cluster, root, group, stream) as consumer:
             return read_and_commit(consumer, last)
 
-    options = rollbridge.ClientOptions(admin_timeout_s=60)
     with (
         Relay(cluster, root, tmp_path, ["drop_epochs/Write:after"]) as relay,
-        rollbridge.connect(
-            cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=options
-        ) as b,
+        patient_client(cluster, root) as b,
     ):
         b.admin.create_stream(stream)
         writer = b.cas_writer(stream)

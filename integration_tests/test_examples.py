@@ -12,8 +12,8 @@ from integration_tests.backends.choice import new_cluster
 from integration_tests.examples import FOLDER, PLAIN, run_all
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from integration_tests.backends.choice import new_cluster
 
 PAGE = Path(__file__).parents[1] / "docs" / "existing-topics.md"
@@ -29,7 +27,6 @@ def script_of(page: str) -> tuple[str, list[str]]:
     return "".join(commands), printed
 
 
-@pytest.mark.long
 def test_every_command_of_the_page_runs_and_prints_what_it_says(tmp_path: Path) -> None:
     commands, printed = script_of(PAGE.read_text(encoding="utf-8"))
     assert len(printed) > 5

@@ -13,6 +13,7 @@ from integration_tests.clients import Site
 from integration_tests.coordinators import controller_epoch
 from integration_tests.kafka_tools import create_topic, produce
 from rollbridge import ANY, EMPTY, SN
+from rollbridge.base.sn import DLSN
 from rollbridge.errors import (
     CasWriteError,
     InvalidRequestError,
@@ -23,16 +24,14 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.committed import batch_of_one
-from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.conditions import CONDITIONS_MAX
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import GroupName, SegmentPlaces, StreamName
-from rollbridge.model.sn import DLSN
+from rollbridge.stream.conditions import CONDITIONS_MAX, Condition, Scope
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import even_ranges
+from rollbridge.stream.names import GroupName, SegmentPlaces, StreamName
+from rollbridge.stream.reading import KeyLineage
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.shell.outlook import Outlook
-from rollbridge_coordinator.state.effects import Found, Query, Span, Undecided
+from rollbridge_coordinator.core.condition_reader import ConditionReader
+from rollbridge_coordinator.core.effects import Found, Query, Span, Undecided
 
 
 def values(site: Site, stream: str) -> list[bytes | None]:
@@ -254,7 +253,7 @@ def test_impossible_conditions_are_refused_at_once(client: rollbridge.Bridge, le
         transaction.expect(orders, sn=EMPTY)
     with pytest.raises(InvalidRequestError, match="a key is bytes, not str"):
         transaction.expect(orders, key="k", sn=EMPTY)  # type: ignore[arg-type]
-    with pytest.raises(InvalidRequestError, match="no record of this key can stand"):
+    with pytest.raises(InvalidRequestError, match="cannot hold records of this key"):
         transaction.expect(orders, key=b"k", sn=SN(dlsn=DLSN(7, 9, 0)))
     with pytest.raises(InvalidRequestError, match="cannot be expected"):
         transaction.expect(orders, key=b"k", sn="seq=1")  # type: ignore[arg-type]
@@ -282,8 +281,8 @@ def test_an_sn_beyond_the_tail_is_refused_with_what_is_there(client: rollbridge.
 
 
 @pytest.fixture
-def outlook(site: Site) -> Iterator[Outlook]:
-    outlook = Outlook(
+def outlook(site: Site) -> Iterator[ConditionReader]:
+    outlook = ConditionReader(
         CoordinatorSettings(bootstrap_servers=site.cluster.bootstrap_servers, zookeeper=site.cluster.zookeeper)
     )
     yield outlook
@@ -291,7 +290,7 @@ def outlook(site: Site) -> Iterator[Outlook]:
 
 
 def test_records_of_others_between_own_ones_are_noticed_if_they_are_in_scope(
-    site: Site, outlook: Outlook, scope: str
+    site: Site, outlook: ConditionReader, scope: str
 ) -> None:
     stream = StreamName.parse(f"{scope}/looked-at")
     history = EpochHistory.create(even_ranges(1), 0)

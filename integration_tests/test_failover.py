@@ -14,33 +14,20 @@ import rollbridge
 from integration_tests.backends import faults
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import patient_client
 from integration_tests.coordinators import controller_epoch, coordinator, has_lost_the_lead, until
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_coordinator.state.succession import first_choice
-
-OPTIONS = rollbridge.ClientOptions(admin_timeout_s=60)
-
-
-@pytest.fixture
-def root(unique_name: Callable[[str], str]) -> str:
-    """A ZooKeeper root path of this test's own."""
-    return f"/{unique_name('failover')}"
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName
+from rollbridge_coordinator.daemon.succession import first_choice
 
 
 @pytest.fixture
 def session(cluster: AnyCluster, root: str) -> Iterator[ZooKeeperSession]:
     with ZooKeeperSession(cluster.zookeeper, root=root) as opened:
         yield opened
-
-
-def connected(cluster: AnyCluster, root: str) -> rollbridge.Bridge:
-    return rollbridge.connect(
-        cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=OPTIONS
-    )
 
 
 def leader(session: ZooKeeperSession, group: GroupName) -> str | None:
@@ -73,7 +60,7 @@ def test_groups_are_shared_and_taken_over(
     with (
         coordinator(cluster, root, "one", tmp_path) as first,
         coordinator(cluster, root, "two", tmp_path),
-        connected(cluster, root) as b,
+        patient_client(cluster, root) as b,
     ):
         until(lambda: len(session.children(paths.COORDINATORS)) == 2)
         for number, group in enumerate(groups):
@@ -86,13 +73,12 @@ def test_groups_are_shared_and_taken_over(
             assert commit_one(b, f"{scope}/s{number}", b"after").records == 1
 
 
-@pytest.mark.long
 def test_a_group_moves_to_its_first_choice_when_that_arrives(
     cluster: AnyCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     scope = unique_name("moves")
     groups = fair_groups(scope)
-    with coordinator(cluster, root, "one", tmp_path), connected(cluster, root) as b:
+    with coordinator(cluster, root, "one", tmp_path), patient_client(cluster, root) as b:
         for number, group in enumerate(groups):
             b.admin.create_stream(f"{scope}/s{number}", group=group.group)
         assert {leader(session, group) for group in groups} == {"one"}
@@ -108,7 +94,7 @@ def test_a_paused_leader_that_comes_back_changes_nothing(
 ) -> None:
     stream = f"{unique_name('paused')}/s"
     group = GroupName(stream.split("/")[0])
-    with coordinator(cluster, root, "old", tmp_path) as old, connected(cluster, root) as b:
+    with coordinator(cluster, root, "old", tmp_path) as old, patient_client(cluster, root) as b:
         b.admin.create_stream(stream, segments=2)
         long = b.begin(stream)
         long.write(stream, key=b"long", value=b"long")
@@ -127,7 +113,6 @@ def test_a_paused_leader_that_comes_back_changes_nothing(
         assert positions == sorted(set(positions))
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("part", ["kafka", "zookeeper"])
 def test_a_server_that_restarts_is_waited_for(
     root: str, unique_name: Callable[[str], str], tmp_path: Path, part: str
@@ -136,7 +121,7 @@ def test_a_server_that_restarts_is_waited_for(
     with (
         new_cluster() as own,
         coordinator(own, root, "one", tmp_path),
-        connected(own, root) as b,
+        patient_client(own, root) as b,
     ):
         b.admin.create_stream(stream, segments=2)
         before = b.begin(stream)
@@ -149,7 +134,6 @@ def test_a_server_that_restarts_is_waited_for(
         assert commit_one(b, stream, b"more").position > result.position
 
 
-@pytest.mark.long
 def test_a_leader_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing(
     cluster: AnyCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -158,7 +142,7 @@ def test_a_leader_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing
     with (
         Link(cluster.zookeeper) as link,
         coordinator(cluster, root, "old", tmp_path, zookeeper=link.address),
-        connected(cluster, root) as b,
+        patient_client(cluster, root) as b,
     ):
         b.admin.create_stream(stream, segments=2)
         long = b.begin(stream)
@@ -169,14 +153,13 @@ def test_a_leader_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing
             until(lambda: leader(session, group) == "new")
             results.append(commit_one(b, stream, b"meanwhile"))
             link.heal()
-            until(lambda: (tmp_path / "old.log").read_text().count("session old is connected") == 2)
+            until(lambda: (tmp_path / "old.log").read_text().count("session=old state=connected") == 2)
             results.append(commit_one(b, stream, b"after"))
             results.append(long.commit())
         positions = [result.position for result in results]
         assert positions == sorted(set(positions))
 
 
-@pytest.mark.long
 def test_a_leader_that_is_cut_off_from_kafka_gives_way_until_it_is_back(
     root: str, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -190,7 +173,7 @@ def test_a_leader_that_is_cut_off_from_kafka_gives_way_until_it_is_back(
         with (
             coordinator(own, root, "one", tmp_path, kafka=link.address),
             coordinator(own, root, "two", tmp_path),
-            connected(own, root) as b,
+            patient_client(own, root) as b,
             ZooKeeperSession(own.zookeeper, root=root) as session,
         ):
             until(lambda: len(session.children(paths.COORDINATORS)) == 2)

@@ -14,17 +14,17 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator, has_lost_the_lead, until
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import DeleteNode
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_coordinator.state.succession import first_choice
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import DeleteNode
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge_coordinator.daemon.succession import first_choice
 
 LONG_S = 40
 """ZooKeeper's longest session time-out by default. Nothing here waits for it."""
-FORGOTTEN = "a connection any more"
-SEEN = "has ended: removed it, and its lead of 1 groups"
+FORGOTTEN = "liveness.off coordinator="
+SEEN = "groups_led=1"
 
 
 @dataclass
@@ -102,8 +102,8 @@ def test_a_killed_leader_is_replaced_before_its_session_ends(
         assert after.position > before.position
         assert metadata.leader(place.group) == standby
         # The nodes were still there for it to remove, so the session of the dead one had not ended.
-        assert f"coordinator {leader} {SEEN}" in place.log(standby)
-        assert "behind a warm tail" in place.log(standby)
+        assert f"coordinator.removed coordinator={leader} {SEEN}" in place.log(standby)
+        assert "standby=warm" in place.log(standby)
         assert metadata.coordinators() == [standby]
         # Whoever comes again under the same name need not wait for the session of its former life either.
         with coordinator(place.cluster, place.root, leader, place.logs, arguments=long):

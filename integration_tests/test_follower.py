@@ -16,7 +16,7 @@ from integration_tests.adapter_tools import batch_of
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.clients import Site
-from integration_tests.containers.test_faults import in_sync
+from integration_tests.containers.partitions import in_sync
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S, eventually
@@ -26,11 +26,11 @@ from rollbridge.kafka import fetch_plan, follower
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import TopicNotFoundError
-from rollbridge.kafka.fetch_plan import Fetched, Trouble
+from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.names import DEFAULT_GROUP, GroupName, Partition
+from rollbridge.stream.names import DEFAULT_GROUP, GroupName, Partition
 
 Found = list[tuple[Partition, int, bytes | None]]
 
@@ -52,12 +52,12 @@ class Collector:
     def __init__(self, follower: Follower) -> None:
         self.follower = follower
         self.found: Found = []
-        self.troubles: list[Trouble] = []
+        self.troubles: list[FetchError] = []
         self.last: dict[Partition, Fetched] = {}
 
     def poll(self, timeout_s: float = 0.05) -> None:
         for item in self.follower.poll(timeout_s):
-            if isinstance(item, Trouble):
+            if isinstance(item, FetchError):
                 self.troubles.append(item)
                 continue
             self.last[item.partition] = item
@@ -200,8 +200,12 @@ def test_one_that_nobody_closes_leaves_no_connection(servers: str, topic: str) -
         return line.connection, weakref.ref(forgotten)
 
     connection, forgotten = read_and_forget()
-    gc.collect()
-    assert forgotten() is None
+
+    def is_collected() -> bool:
+        gc.collect()
+        return forgotten() is None
+
+    eventually(is_collected, "its threads have let go of it")
     assert "closed" in repr(connection)
 
 
@@ -258,7 +262,6 @@ def test_a_broker_that_starts_anew_is_found_again(topic_prefix: str) -> None:
     assert collector.troubles == []
 
 
-@pytest.mark.long
 @pytest.mark.containers
 def test_a_leader_that_moves_is_followed(ensemble: ContainerCluster, topic_prefix: str) -> None:
     servers = ensemble.bootstrap_servers

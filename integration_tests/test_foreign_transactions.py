@@ -23,15 +23,15 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator
 from integration_tests.crashing import STOP_AT
 from integration_tests.patience import PATIENCE_S, eventually
-from integration_tests.test_paused_leaders import is_stopped
+from integration_tests.pauses import is_stopped
 from rollbridge.doctor.checks import epochs
 from rollbridge.doctor.facts import gather
 from rollbridge.errors import StreamBusyError, StreamNotFoundError, TransactionAbortedError
-from rollbridge.model.changes import SUSPENDED
-from rollbridge.model.epochs import EpochRecord
-from rollbridge.model.names import StreamName
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.segment_graph import Segment
+from rollbridge.metadata.changes import SUSPENDED
+from rollbridge.stream.epochs import EpochRecord
+from rollbridge.stream.keyspace import KeySpace
+from rollbridge.stream.names import StreamName
+from rollbridge.stream.segment_graph import Segment
 
 KEY = b"k"
 OPTIONS = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)
@@ -162,12 +162,12 @@ def test_a_scale_waits_without_holding_up_others_and_is_refused_after_a_bound_or
         stage.create()
         stage.begin_foreign()
         asked = stage.scale(stage.orders)
-        stage.await_log("first", "the scale of .* waits for native transactions of others")
+        stage.await_log("first", 'change="the scale of .*" for="native transactions of others')
         for number in range(20):
             for stream in (stage.orders, stage.payments):  # the segment that is to be sealed takes records, too
                 stage.commit(stream, b"%d" % number)
         assert not asked.done()
-        assert stage.log_of("first").count("waits for native transactions of others") == 1, "one line a minute"
+        assert stage.log_of("first").count('for="native transactions of others') == 1, "one line a minute"
     with stage.leader("second", ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS="500"):
         who = rf"transactional id {stage.foreign_id}, open on .* since offset 0.*--abort-foreign"
         with pytest.raises(StreamBusyError, match=who):
@@ -190,13 +190,13 @@ def test_a_rolling_commit_waits_without_holding_up_others_unless_it_is_aborted(s
         stage.scale(stage.orders).result(PATIENCE_S)
         stage.begin_foreign()
         answers = [txn.commit_async() for txn in (old, behind, unwanted)]  # in this order: it is one connection
-        stage.await_log("first", f"a rolling commit of .* waits .*transactional id {stage.foreign_id}, open on")
+        stage.await_log("first", f'change="a rolling commit of .*" for=".*transactional id {stage.foreign_id}, open on')
         for number in range(20):
             for stream in (stage.orders, stage.payments):
                 stage.commit(stream, b"%d" % number)
         assert not any(answer.done() for answer in answers)
         assert [record.cause.value for record in stage.b.admin.history(orders).records] == ["create", "scale"]
-        assert stage.log_of("first").count("waits for native transactions of others") == 1, "one line a minute"
+        assert stage.log_of("first").count('for="native transactions of others') == 1, "one line a minute"
         eventually(lambda: len(stage.b.admin.transactions()) == 3, "those that wait are on record")
         stage.b.admin.abort_transaction(unwanted.id, reason="unwanted")
         with pytest.raises(TransactionAbortedError, match=r"unwanted; it waited for (native|transaction .* of its)"):
@@ -212,7 +212,6 @@ def test_a_rolling_commit_waits_without_holding_up_others_unless_it_is_aborted(s
         assert values[-1] == b"old", "it became visible after what was committed while it waited"
 
 
-@pytest.mark.long
 def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -> None:
     point = {STOP_AT: "scale/Seal:before", "ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS": "4000"}
     orders = str(stage.orders)
@@ -270,7 +269,6 @@ def write_plainly(stage: Stage, value: bytes) -> None:
         writer.write(key=KEY, value=value)
 
 
-@pytest.mark.long
 def test_a_rolling_commit_that_meets_one_is_resumed_by_the_next_leader_and_ended_on_request(stage: Stage) -> None:
     orders = str(stage.orders)
     with stage.leader("first", STOP_AT="roll/Seal:before"):
@@ -290,7 +288,7 @@ def test_a_rolling_commit_that_meets_one_is_resumed_by_the_next_leader_and_ended
         stage.process.kill()
         stage.process.wait()
     with stage.leader("second"):
-        stage.await_log("second", "leads since")
+        stage.await_log("second", "lead.won ")
         stage.commit_others()
         stage.b.admin.abort_transaction(unwanted.id, reason="unwanted")
         with pytest.raises(TransactionAbortedError, match="unwanted; it waited"):
@@ -314,10 +312,7 @@ def test_a_rolling_commit_that_meets_one_is_resumed_by_the_next_leader_and_ended
         eventually(lambda: not stage.fault(stage.orders), "the stream is well again")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "point", ["scale/CreateTopics:after", pytest.param("scale/Seal:fenced", marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("point", ["scale/CreateTopics:after", "scale/Seal:fenced"])
 def test_a_takeover_that_meets_one_in_the_middle_of_a_scale_leads_all_others(stage: Stage, point: str) -> None:
     with stage.leader("first", CRASH_AT=point):
         stage.create()
@@ -337,7 +332,6 @@ def test_a_takeover_that_meets_one_in_the_middle_of_a_scale_leads_all_others(sta
         assert stage.values(stage.orders) == [b"goes on"]
 
 
-@pytest.mark.long
 def test_a_takeover_that_meets_one_in_the_middle_of_a_rolling_commit_leads_all_others(stage: Stage) -> None:
     orders = str(stage.orders)
     with stage.leader("first", CRASH_AT="roll/Write:after"):

@@ -20,11 +20,10 @@ from integration_tests.coordinators import Relay, coordinator
 from integration_tests.crashing import FORGET_AFTER_MS
 from integration_tests.patience import end, eventually
 from rollbridge.client import sessions as client_sessions
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import ClientSession
-from rollbridge.model.sessions import floor_of
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.client_sessions import ClientSession, floor_of
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName, StreamName
 
 EARLY = {
     FORGET_AFTER_MS: "1000",
@@ -145,7 +144,6 @@ def test_a_process_that_slept_while_its_name_was_forgotten_is_over(
     assert group.values() == [b"early", *([b"newer"] if taken_up else []), b"last"]
 
 
-@pytest.mark.long
 def test_a_client_that_looks_at_its_record_goes_on_whatever_was_forgotten(
     group: Group, monkeypatch: pytest.MonkeyPatch
 ) -> None:

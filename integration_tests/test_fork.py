@@ -13,7 +13,7 @@ import rollbridge
 from integration_tests.clients import Site
 from integration_tests.forking import RECORDS
 from integration_tests.patience import PATIENCE_S
-from rollbridge.model.sn import DLSN
+from rollbridge.base.sn import DLSN
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork")

@@ -21,13 +21,6 @@ KEY = b"k" * 44
 
 
 @pytest.fixture
-def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """Stands between the sender and the broker."""
-    with FaultProxy(site.cluster.bootstrap_servers) as proxy, proxy.in_between(monkeypatch):
-        yield proxy
-
-
-@pytest.fixture
 def topic(site: Site, unique_name: Callable[[str], str]) -> str:
     """A topic of two partitions."""
     name = unique_name("frames")

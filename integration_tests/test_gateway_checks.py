@@ -21,7 +21,7 @@ from integration_tests.history.events import (
     read_operations,
     read_refusals,
 )
-from integration_tests.test_history_checks import (
+from integration_tests.history_makers import (
     ADOPTED,
     KEYS,
     ORDERS,
@@ -33,8 +33,8 @@ from integration_tests.test_history_checks import (
     swap,
     with_rows,
 )
-from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.ids import TransactionId
+from rollbridge.base.ids import TransactionId
+from rollbridge.commitlog.control import ControlKind, ControlRecord
 
 LOW, HIGH = KEYS
 S = 10**9

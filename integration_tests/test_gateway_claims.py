@@ -14,30 +14,20 @@ from typing import Any, Final
 import psutil
 import pytest
 
-import rollbridge
 from gateway.tests import claims
 from gateway.tests.claims import batch, produce, record
-from integration_tests.clients import Site, adopt
+from integration_tests.bystanders import Beside
+from integration_tests.clients import Site
 from integration_tests.gateways import GatewayProcess, Servers
-from integration_tests.kafka_tools import create_topic
+from integration_tests.group_committers import Committer
 from integration_tests.patience import eventually
-from integration_tests.test_gateway_group_checks import Committer
-from integration_tests.test_gateway_hostile import Beside
 from rollbridge_devcluster.state import free_port
-from rollbridge_gateway import wire
-from rollbridge_gateway.identity import Pair
-from rollbridge_gateway.versions import Api
+from rollbridge_gateway.producer.table import Pair
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api
 
 MEMORY_MAX: Final = 768 << 20
 """Decompressed batches of all writers, and the process."""
-
-
-@pytest.fixture
-def topic(site: Site, client: rollbridge.Bridge, topic_prefix: str) -> str:
-    """An adopted topic."""
-    create_topic(site.cluster.bootstrap_servers, topic_prefix)
-    adopt(client, topic_prefix)
-    return topic_prefix
 
 
 class Sender:
@@ -150,7 +140,7 @@ def test_requests_that_do_not_come_whole_hold_nobody_up(
                 connection.sendall(head + held)
 
         def told() -> bool:
-            return "requests wait for room" in gateway.log.read_text(errors="replace")
+            return "requests.wait" in gateway.log.read_text(errors="replace")
 
         with Beside(gateway, ledger, unique_name("beside")) as beside, ExitStack() as stack:
             connections = [

@@ -19,7 +19,7 @@ from integration_tests.foreign.others import OTHERS, run
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge.model.ids import TransactionId
+from rollbridge.base.ids import TransactionId
 from spark_examples.demo.flink_job import STRATEGIES, FlinkJob
 
 RECORDS = 5_000
@@ -103,7 +103,6 @@ def test_a_producer_in_java_of_either_version(
     assert sorted(values_of(site, topic)) == sorted(f"{topic}-{number}" for number in written)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_job_in_flink_that_throws_writes_each_number_once(
     site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path, strategy: str
@@ -115,7 +114,6 @@ def test_a_job_in_flink_that_throws_writes_each_number_once(
     assert sorted(values_of(site, topic)) == numbered(topic, RECORDS)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("parallelism", [(1, 1), (2, 1)], ids=["as before", "less parallelism"])
 def test_a_job_in_flink_that_was_killed_goes_on_from_its_checkpoint_through_a_gateway_that_was_killed_too(
@@ -133,7 +131,6 @@ def test_a_job_in_flink_that_was_killed_goes_on_from_its_checkpoint_through_a_ga
     assert sorted(values_of(site, topic)) == numbered(topic, RECORDS)
 
 
-@pytest.mark.long
 def test_a_job_in_flink_does_not_notice_that_its_gateway_dies(
     site: Site, servers: Servers, topic: str, tmp_path: Path
 ) -> None:
@@ -148,7 +145,6 @@ def test_a_job_in_flink_does_not_notice_that_its_gateway_dies(
     assert sorted(values_of(site, topic)) == numbered(topic, RECORDS)
 
 
-@pytest.mark.long
 def test_the_same_checkpoint_is_committed_twice_without_harm(
     site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, topic: str, tmp_path: Path
 ) -> None:
@@ -171,7 +167,6 @@ def test_the_same_checkpoint_is_committed_twice_without_harm(
     assert sorted(values_of(site, topic)) == numbered(topic, RECORDS)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("boundary", BOUNDARIES_OF_WORKERS)
 def test_a_worker_of_connect_that_is_killed_copies_each_line_once(
     site: Site,
@@ -198,7 +193,6 @@ def test_a_worker_of_connect_that_is_killed_copies_each_line_once(
     assert values_of(site, topic_prefix, 1) == lines
 
 
-@pytest.mark.long
 def test_a_connector_that_says_where_its_transactions_end_commits_whole_ones(
     site: Site, client: rollbridge.Bridge, servers: Servers, topic: str, tmp_path: Path
 ) -> None:
@@ -213,7 +207,6 @@ def test_a_connector_that_says_where_its_transactions_end_commits_whole_ones(
         play(source, lambda: values_of(site, topic), arrived, gateway.revive)
 
 
-@pytest.mark.long
 def test_a_task_of_connect_whose_transaction_is_aborted_by_hand_fails_and_begins_it_again(
     site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, topic: str, tmp_path: Path
 ) -> None:

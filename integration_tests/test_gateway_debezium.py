@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 import rollbridge
 from integration_tests.clients import Site, adopt, open_values, read_committed, stream_of
 from integration_tests.foreign.connect import adopt_topics_of_worker
@@ -14,7 +12,6 @@ from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.kafka_tools import create_topic, produce
 from integration_tests.postgres import Postgres
 
-pytestmark = pytest.mark.long
 DAYS_7_MS = 7 * 24 * 3_600 * 1_000
 
 

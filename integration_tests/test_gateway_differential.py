@@ -21,15 +21,15 @@ from integration_tests.differences import BY_HAND, PAGE, SHARED, Difference, com
 from integration_tests.foreign.java import NEWEST, OLDER, JavaError, JavaProducer
 from integration_tests.foreign.others import franz, kafkajs, run
 from integration_tests.foreign.tools import KafkaTools
+from integration_tests.gateway_tools import CONFIGS, GROUPS, OFFSETS, TOPICS, TRANSACTIONS
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.kafka_tools import create_topic, produce
 from integration_tests.patience import eventually
 from integration_tests.recording import HOST, Recorder
 from integration_tests.replaying import Line, Replay, Said
-from integration_tests.test_gateway_tools import CONFIGS, GROUPS, OFFSETS, TOPICS, TRANSACTIONS
 from integration_tests.wrong_requests import KINDS, Dialogue, ask_wrongly
-from rollbridge_gateway import wire
-from rollbridge_gateway.versions import Api
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api
 
 PARTITIONS: Final = 2
 
@@ -212,10 +212,10 @@ def program(command: Callable[[], list[str]]) -> Callable[[str, str, Path], None
 SESSIONS: Final = (
     librdkafka,
     java(NEWEST),
-    pytest.param(java(OLDER), marks=pytest.mark.long),
-    pytest.param(tools, marks=pytest.mark.long),
+    java(OLDER),
+    tools,
     program(kafkajs),
-    pytest.param(program(franz), marks=pytest.mark.long),
+    program(franz),
 )
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from integration_tests.clients import Site
+from integration_tests.gateway_clients import producer_of, topic_of
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S, eventually
-from integration_tests.test_gateway_librdkafka import producer_of, topic_of
-from rollbridge.serving.healthcheck import VARIABLES, check
+from rollbridge.observe.healthcheck import VARIABLES, check
 from rollbridge_devcluster.state import free_port
 
 

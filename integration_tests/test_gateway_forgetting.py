@@ -14,17 +14,16 @@ from confluent_kafka import KafkaException, Producer
 
 from integration_tests.clients import Site
 from integration_tests.foreign.java import CLIENTS, NEWEST, JavaError, JavaProducer
+from integration_tests.gateway_clients import producer_of, topic_of, values
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.patience import eventually
-from integration_tests.test_gateway_librdkafka import producer_of, topic_of, values
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import ClientSession, CreateNode
-from rollbridge.model.sessions import floor_of
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_gateway.entries import Entry
-from rollbridge_gateway.expiry import ALL_BUCKETS
-from rollbridge_gateway.identity import client_name, first_pair
+from rollbridge.metadata import paths
+from rollbridge.metadata.client_sessions import ClientSession, floor_of
+from rollbridge.metadata.records import CreateNode
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName
+from rollbridge_gateway.producer.expiration import ALL_BUCKETS
+from rollbridge_gateway.producer.table import Entry, client_name, first_pair
 
 logger = logging.getLogger(__name__)
 
@@ -192,7 +191,6 @@ def test_a_java_producer_that_comes_back_goes_on(
     assert values(site.committed(ledger)) == numbered(name)
 
 
-@pytest.mark.long
 def test_a_hundred_thousand_ids_are_forgotten_and_hold_nobody_up(
     site: Site,
     gateways: list[GatewayProcess],

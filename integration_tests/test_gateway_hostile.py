@@ -8,12 +8,10 @@ import random
 import secrets
 import shutil
 import socket
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Self
 
 import psutil
 import pytest
@@ -23,38 +21,31 @@ from kio.schema.errors import ErrorCode
 
 import rollbridge
 from gateway.tests.mutations import captures, mutated
+from integration_tests.bystanders import HOSTILE, Beside, gateway
 from integration_tests.clients import Site
 from integration_tests.foreign.java import CLIENTS, JavaProducer
 from integration_tests.foreign.others import kafkajs, run
+from integration_tests.gateway_clients import producer_of, topic_of, values
 from integration_tests.gateways import GatewayProcess, Servers
-from integration_tests.patience import PATIENCE_S, eventually
+from integration_tests.patience import eventually
 from integration_tests.recording import HOST, Recorder
-from integration_tests.test_gateway_librdkafka import producer_of, topic_of, values
-from rollbridge.model.names import StreamName
-from rollbridge_gateway import wire
-from rollbridge_gateway.cluster import Gateway, chosen
-from rollbridge_gateway.shell.handlers import LISTING_BYTES_MAX
-from rollbridge_gateway.shell.listing import IDS_MAX
-from rollbridge_gateway.versions import Api
+from rollbridge.stream.names import StreamName
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api
+from rollbridge_gateway.server.cluster import Gateway, chosen
+from rollbridge_gateway.server.handlers import LISTING_BYTES_MAX
+from rollbridge_gateway.server.listing import IDS_MAX
+
+__all__ = ["gateway"]
 
 logger = logging.getLogger(__name__)
 
-HOSTILE = "gateway-hostile"
 CERTIFICATES = Path(__file__).parent / "certificates"
 MUTANTS = int(os.environ.get("EXAMPLES", "400"))
 MANY = int(os.environ.get("EXAMPLES", "100000"))
 RSS_MAX = 1 << 30
 """256 MiB of requests, as much of answers, and the process."""
 ANSWER_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def gateway(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
-    """A gateway for the tests of this module, which gives up soon on who does not go on."""
-    servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
-    folder, soon = tmp_path_factory.mktemp("gateways"), "--request-seconds=1"
-    with GatewayProcess(servers, HOSTILE, folder, [soon]) as process:
-        yield process
 
 
 def exchange(gateway: GatewayProcess, data: bytes) -> bytes:
@@ -94,44 +85,6 @@ def test_mutated_requests(
     for _ in range(MUTANTS):
         exchange(gateway, mutated(dice.choice(known), dice))
     check_alive(site, gateway, ledger, unique_name("after"))
-
-
-class Beside:
-    """A producer that minds its own business meanwhile, and commits one transaction after the other."""
-
-    def __init__(self, gateway: GatewayProcess, stream: str, transactional_id: str) -> None:
-        self._producer = producer_of(gateway, transactional_id)
-        self._stream = stream
-        self._ending = threading.Event()
-        self._fault: list[BaseException] = []
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self.committed = 0
-
-    def __enter__(self) -> Self:
-        self._producer.init_transactions(60)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ending.set()
-        self._thread.join(PATIENCE_S)
-        assert not self._thread.is_alive()
-        assert not self._fault, self._fault
-
-    def _run(self) -> None:
-        try:
-            while not self._ending.is_set():
-                self._producer.begin_transaction()
-                self._producer.produce(topic_of(self._stream), key="k", value=f"{self.committed}")
-                self._producer.commit_transaction(60)
-                self.committed += 1
-        except BaseException as fault:
-            self._fault.append(fault)
-
-    def await_more(self) -> None:
-        """Wait until it has committed two more, the second of which was begun since."""
-        wanted = self.committed + 2
-        eventually(lambda: self.committed >= wanted or self._fault, "the producer beside goes on")
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +134,6 @@ def recorded(site: Site, client: rollbridge.Bridge, tmp_path_factory: pytest.Tem
     return found
 
 
-@pytest.mark.long
 def test_many_mutated_requests(
     site: Site,
     gateway: GatewayProcess,
@@ -337,7 +289,7 @@ def test_one_address_cannot_fill_a_gateway_and_who_says_nothing_leaves_soon(
         check_alive(site, strict, orders, unique_name("beside"))  # of another address
         for connection in silent:
             await_end(connection)
-    assert "of 127.0.0.2 35 of at most 35" in strict.log.read_text()
+    assert "network=127.0.0.2 of_network=35 network_limit=35" in strict.log.read_text()
 
 
 def test_who_never_begins_its_tls_handshake_counts_and_leaves_soon(
@@ -363,4 +315,4 @@ def test_who_never_begins_its_tls_handshake_counts_and_leaves_soon(
             await_end(connection)
         log = gateway.log.read_text()
     assert "Traceback" not in log
-    assert "of 127.0.0.2 35 of at most 35" in log
+    assert "network=127.0.0.2 of_network=35 network_limit=35" in log

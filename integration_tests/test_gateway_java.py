@@ -21,14 +21,14 @@ from kio.schema.errors import ErrorCode
 import rollbridge
 from integration_tests.clients import Site, adopt, read_committed
 from integration_tests.foreign.java import JavaProducer
+from integration_tests.gateway_clients import keys_in_order, topic_of, values
 from integration_tests.gateways import GatewayProcess, Servers, client_of
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
-from integration_tests.test_gateway_librdkafka import keys_in_order, topic_of, values
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
-from rollbridge_gateway import wire
-from rollbridge_gateway.versions import Api
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api
 
 
 def run_tool(program: str, *arguments: str) -> str:

@@ -16,14 +16,13 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import rollbridge
 from integration_tests.adapter_tools import stored_offsets
 from integration_tests.clients import Site, adopt, read_committed
+from integration_tests.gateway_clients import keys_in_order, producer_of, topic_of, values
 from integration_tests.gateways import GatewayProcess, Servers, client_of
 from integration_tests.patience import eventually
-from rollbridge.model.gateways import GATEWAYS_FROM
-from rollbridge_gateway import wire
-from rollbridge_gateway.cluster import Gateway, chosen
-from rollbridge_gateway.versions import Api
-
-WEEK_MS = 7 * 24 * 3600 * 1000
+from rollbridge.metadata.gateways import GATEWAYS_FROM
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api
+from rollbridge_gateway.server.cluster import Gateway, chosen
 
 
 @pytest.fixture
@@ -39,44 +38,9 @@ def make_topic(site: Site, name: str, partitions: int) -> str:
     return name
 
 
-def producer_of(gateway: GatewayProcess, transactional_id: str, **settings: object) -> Producer:
-    """A transactional producer whose only difference is its bootstrap address."""
-    return Producer(
-        {
-            "bootstrap.servers": gateway.address,
-            "transactional.id": transactional_id,
-            "transaction.timeout.ms": 3600_000,
-            "socket.timeout.ms": 60_000,
-            "linger.ms": 5,
-            **settings,
-        }
-    )
-
-
-def topic_of(stream: str) -> str:
-    """What a stream with key ranges is called by producers."""
-    return stream.replace("/", ".")
-
-
-def keys_in_order(messages: list[Message]) -> bool:
-    """Whether the numbers of each key rise."""
-    last: dict[bytes, int] = {}
-    for message in messages:
-        key, number = message.key() or b"", int((message.value() or b"0").split(b"-")[-1])
-        if last.get(key, -1) >= number:
-            return False
-        last[key] = number
-    return True
-
-
 def has_committed(consumer: Consumer, places: list[TopicPartition], offsets: int) -> bool:
     """Whether the committed offsets of a consumer's group come to this sum."""
     return sum(max(item.offset, 0) for item in consumer.committed(places, 60)) == offsets
-
-
-def values(messages: list[Message]) -> Counter[bytes]:
-    """How often each value is there."""
-    return Counter(message.value() or b"" for message in messages)
 
 
 def test_what_is_committed_is_there_once_and_nothing_else(site: Site, gateway: GatewayProcess, orders: str) -> None:
@@ -323,6 +287,7 @@ def test_a_gateway_that_is_killed_costs_no_record(
     assert keys_in_order(found)
 
 
+@pytest.mark.long
 def test_a_gateway_that_is_killed_in_a_later_transaction_of_a_producer_finds_that_one(
     site: Site, tmp_path: Path, orders: str, unique_name: Callable[[str], str]
 ) -> None:
@@ -349,6 +314,7 @@ def test_a_gateway_that_is_killed_in_a_later_transaction_of_a_producer_finds_tha
     assert values(site.committed(orders)) == Counter(value.encode() for value in expected)
 
 
+@pytest.mark.long
 def test_a_producer_that_writes_to_several_groups_is_found_where_it_wrote_last(
     site: Site, client: rollbridge.Bridge, tmp_path: Path, orders: str, scope: str, unique_name: Callable[[str], str]
 ) -> None:
@@ -476,6 +442,7 @@ def two_of_which_one_is_killed(
         yield left, killed, name
 
 
+@pytest.mark.long
 def test_a_producer_whose_coordinator_moves_finds_it(
     site: Site, gateway: GatewayProcess, tmp_path: Path, ledger: str, unique_name: Callable[[str], str]
 ) -> None:
@@ -524,6 +491,7 @@ def assert_it_commits(consumer: Consumer, topic: str) -> None:
     assert consumer.committed([place], 60)[0].offset == 7
 
 
+@pytest.mark.long
 def test_a_consumer_whose_coordinator_moves_finds_it(
     site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:
@@ -547,6 +515,7 @@ def test_a_consumer_that_knew_no_other_gateway_finds_its_coordinator(
         assert_it_commits(consumer, topic)
 
 
+@pytest.mark.long
 def test_a_consumer_whose_coordinator_is_where_it_belonged_before_finds_it(
     site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:
@@ -572,6 +541,7 @@ def leaders_told(connection: socket.socket, client_id: str, *topics: str) -> tup
     return {int(item.node_id) for item in answer.brokers if item.node_id < GATEWAYS_FROM}, leaders
 
 
+@pytest.mark.long
 def test_who_asks_for_brokers_alone_is_told_of_them_while_leaders_are_missed(
     site: Site, gateway: GatewayProcess, topic: str, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:

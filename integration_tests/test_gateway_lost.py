@@ -13,21 +13,13 @@ import rollbridge
 from integration_tests.clients import Site, adopt, read_committed, stream_of
 from integration_tests.foreign.java import CLIENTS, JavaError, JavaProducer
 from integration_tests.foreign.others import franz
+from integration_tests.gateway_clients import producer_of, values
 from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
-from integration_tests.test_gateway_librdkafka import producer_of, values
+from rollbridge.base.ids import TransactionId
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.ids import TransactionId
-from rollbridge_gateway.identity import Pair, client_name
-
-
-@pytest.fixture
-def topic(site: Site, client: rollbridge.Bridge, topic_prefix: str) -> str:
-    """An adopted topic."""
-    create_topic(site.cluster.bootstrap_servers, topic_prefix)
-    adopt(client, topic_prefix)
-    return topic_prefix
+from rollbridge_gateway.producer.table import Pair, client_name
 
 
 def open_ones(client: rollbridge.Bridge, topic: str) -> list[TransactionId]:
@@ -130,7 +122,6 @@ def test_a_topic_that_is_deleted_costs_its_transaction_and_not_its_producer(
     assert committed(site, other) == {b"kept": 1}
 
 
-@pytest.mark.long
 def test_franz_go_goes_on(site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, topic: str) -> None:
     command = [*franz(), gateway.address, topic, topic, "3", "lost", "lost", "commit"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -81,13 +81,11 @@ def test_node(site: Site, topic: str, names: dict[str, str], tmp_path: Path) -> 
     assert_it_loads(site, topic, node_program(program))
 
 
-@pytest.mark.long
 def test_go(site: Site, topic: str, names: dict[str, str], tmp_path: Path) -> None:
     program = program_of("gateway-go.md", tmp_path / "loader.go", names)
     assert_it_loads(site, topic, build_go(program))
 
 
-@pytest.mark.long
 def test_flink(site: Site, topic: str, names: dict[str, str], tmp_path: Path) -> None:
     requests = f"{topic}.requests"
     create_topic(site.cluster.bootstrap_servers, requests)

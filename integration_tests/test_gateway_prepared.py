@@ -14,19 +14,9 @@ from kio.schema.init_producer_id.v6.response import InitProducerIdResponse
 from kio.schema.types import ProducerId, TransactionalId
 from kio.static.primitive import i16, i32Timedelta
 
-import rollbridge
-from integration_tests.clients import Site, adopt, read_committed
+from integration_tests.clients import Site, read_committed
 from integration_tests.gateways import GatewayProcess
-from integration_tests.kafka_tools import create_topic
 from rollbridge.kafka.connection import Connection
-
-
-@pytest.fixture
-def topic(site: Site, client: rollbridge.Bridge, topic_prefix: str) -> str:
-    """An adopted topic."""
-    create_topic(site.cluster.bootstrap_servers, topic_prefix)
-    adopt(client, topic_prefix)
-    return topic_prefix
 
 
 def started(connection: Connection, name: str, *, keep: bool) -> InitProducerIdResponse:

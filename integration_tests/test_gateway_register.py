@@ -12,13 +12,12 @@ import pytest
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge.model import paths
-from rollbridge.model.gateways import GatewayRecord, Holder
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_gateway.entries import Entry
-from rollbridge_gateway.identity import Pair
-from rollbridge_gateway.shell import register
-from rollbridge_gateway.shell.register import NotHeldError, Register
+from rollbridge.metadata import paths
+from rollbridge.metadata.gateways import GatewayRecord, Holder
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge_gateway.producer import ids
+from rollbridge_gateway.producer.ids import NotHeldError, Register
+from rollbridge_gateway.producer.table import Entry, Pair
 
 ID = "billing"
 SESSION_S = 30.0
@@ -118,7 +117,7 @@ def test_what_stands_still_is_taken_and_it_knows(member: Make) -> None:
 
 def test_a_gateway_that_lives_keeps_what_it_does_not_let_go_of(member: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     holder, other = member("holder", sure_s=2.0), member("other", sure_s=0.2)
-    monkeypatch.setattr(register, "HANDOVER_S", 1.0)
+    monkeypatch.setattr(ids, "HANDOVER_S", 1.0)
     holder.register.hold(ID)
     holder.go_on()
     with pytest.raises(NotHeldError, match="has not let go"):

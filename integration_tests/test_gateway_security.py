@@ -41,19 +41,19 @@ from integration_tests.secured import (
     secured_cluster,
     zookeeper_security,
 )
+from rollbridge.base.security import Security
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import AuthenticationError, RollbridgeError
 from rollbridge.kafka.batches import BatchBuilder, stamp
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model import paths
-from rollbridge.model.access import Resource, Right, coordinator
-from rollbridge.model.access import gateway as rights_of_a_gateway
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.security.kafka import Security
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_gateway import wire
-from rollbridge_gateway.shell.world import BrokerWatch
-from rollbridge_gateway.versions import Api
+from rollbridge.metadata import paths
+from rollbridge.metadata.access import Resource, Right, coordinator
+from rollbridge.metadata.access import gateway as rights_of_a_gateway
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api
+from rollbridge_gateway.server.relay import BrokerWatch
 
 ORDERS, SHOP = StreamName.parse("sales/orders"), StreamName.parse("sales/shop")
 GROUP = GroupName("sales")
@@ -489,7 +489,6 @@ def test_what_is_under_way_is_answered_before_a_login_begins_again(secured: Secu
                 assert raw.start(ids[0]).error_code is ErrorCode.none
 
 
-@pytest.mark.long
 def test_librdkafka_goes_on_over_several_sessions(secured: Secured, forgetful: GatewayProcess) -> None:
     def token(_: str) -> tuple[str, float]:
         return bearer_token("alice", 10), time.time() + 10
@@ -497,7 +496,7 @@ def test_librdkafka_goes_on_over_several_sessions(secured: Secured, forgetful: G
     settings = {key: value for key, value in client(forgetful, "alice", "OAUTHBEARER").items() if "sasl." not in key}
     # Another gateway of the cluster, which other tests use, has every second client.
     settings["client.id"] = client_of([forgetful.name], [GATEWAY])
-    mine, again, rounds = fresh_id("alice"), "a client authenticates itself again", 0
+    mine, again, rounds = fresh_id("alice"), "login.again", 0
     before = forgetful.log.read_text(errors="replace").count(again)
     producer = Producer({**settings, "sasl.mechanism": "OAUTHBEARER", "oauth_cb": token, "transactional.id": mine})
     producer.poll(1)
@@ -670,7 +669,7 @@ NEEDED: Final = [right for right in rights_of_a_gateway(SHOP, GROUP) if right.re
 """The right to look for a group's coordinator only keeps librdkafka's log quiet."""
 
 
-@pytest.mark.parametrize("right", [NEEDED[0], pytest.param(NEEDED[1], marks=pytest.mark.long)], ids=["write", "read"])
+@pytest.mark.parametrize("right", NEEDED[:2], ids=["write", "read"])
 def test_a_gateway_needs_each_of_its_rights(
     secured: Secured, gateway: GatewayProcess, tmp_path: Path, right: Right
 ) -> None:
@@ -772,7 +771,6 @@ def state_of(part: str, cluster: Secured) -> str:
     return {str(item["part"]): str(item["state"]) for item in parts}[part]
 
 
-@pytest.mark.long
 def test_the_doctor_sees_gateways_behind_tls_and_login_and_what_they_lack(
     secured: Secured, gateway: GatewayProcess, tmp_path: Path
 ) -> None:

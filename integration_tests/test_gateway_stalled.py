@@ -9,11 +9,11 @@ from pathlib import Path
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
+from integration_tests.gateway_clients import producer_of, topic_of, values
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.patience import PATIENCE_S
-from integration_tests.test_gateway_librdkafka import producer_of, topic_of, values
-from rollbridge_gateway import wire
-from rollbridge_gateway.versions import Api
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api
 
 ANSWER_S = 15.0
 """A broker that does not answer is given up after 30 s: an answer that waits for that is none."""

@@ -9,8 +9,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-import pytest
-
 import rollbridge
 from integration_tests.clients import Site, adopt, stream_of
 from integration_tests.foreign.suites import franz_go, kafka_python, sarama
@@ -30,7 +28,6 @@ KNOWN = {
 """What a gateway answers otherwise: the test, and what it complains of there."""
 
 
-@pytest.mark.long
 def test_kafka_python_finds_at_a_gateway_what_it_finds_at_a_broker(
     site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, tmp_path: Path
 ) -> None:
@@ -43,7 +40,6 @@ def test_kafka_python_finds_at_a_gateway_what_it_finds_at_a_broker(
     _compare(at_gateway, at_broker)
 
 
-@pytest.mark.long
 def test_franz_go_finds_at_a_gateway_what_it_finds_at_a_broker(
     site: Site, client: rollbridge.Bridge, gateway: GatewayProcess
 ) -> None:
@@ -59,7 +55,6 @@ def test_franz_go_finds_at_a_gateway_what_it_finds_at_a_broker(
     _compare(at_gateway, at_broker)
 
 
-@pytest.mark.long
 def test_sarama_finds_at_a_gateway_what_it_finds_at_a_broker(
     site: Site, client: rollbridge.Bridge, gateway: GatewayProcess
 ) -> None:

@@ -14,18 +14,13 @@ from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 import rollbridge
 from integration_tests.clients import Site
 from integration_tests.foreign.tools import KafkaTools
+from integration_tests.gateway_clients import producer_of
+from integration_tests.gateway_tools import CONFIGS, GROUPS, OFFSETS, TOOLS, TOPICS, TRANSACTIONS
 from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic, produce
 from integration_tests.patience import eventually
-from integration_tests.test_gateway_librdkafka import producer_of
-from rollbridge.model.gateways import GATEWAYS_FROM
+from rollbridge.metadata.gateways import GATEWAYS_FROM
 
-TOOLS: Final = "org.apache.kafka.tools"
-TOPICS: Final = f"{TOOLS}.TopicCommand"
-CONFIGS: Final = "kafka.admin.ConfigCommand"
-OFFSETS: Final = f"{TOOLS}.GetOffsetShell"
-TRANSACTIONS: Final = f"{TOOLS}.TransactionsCommand"
-GROUPS: Final = f"{TOOLS}.consumer.group.ConsumerGroupCommand"
 PARTITIONS: Final = 8
 """Of a stream with key ranges, as a gateway tells of it by default."""
 

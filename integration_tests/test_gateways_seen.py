@@ -23,11 +23,11 @@ from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.pages import paged_coordinator, read_page
 from integration_tests.patience import eventually
 from rollbridge.cli.common import ExitCode
-from rollbridge.model import paths
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.version import __version__
-from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_devcluster.state import LOOPBACK, free_port
-from rollbridge_gateway.families import FAMILIES
+from rollbridge_gateway.server.metrics import FAMILIES
 
 HOSTILE = "<script>alert(1)</script>/7"
 """A transactional id."""
@@ -221,7 +221,6 @@ def test_a_gateway_that_hangs_and_one_that_nobody_reaches_are_found_and_told_apa
     assert "gw-stuck advertises 127.0.0.1:" in found["gateway-address"]["what"]
 
 
-@pytest.mark.long
 def test_ids_that_nobody_uses_are_forgotten_and_no_others(place: Place) -> None:
     gateway = place.gateway("gw-1")
     served = producer(gateway, "served")
@@ -267,7 +266,6 @@ def test_ids_that_nobody_uses_are_forgotten_and_no_others(place: Place) -> None:
     again.commit_transaction(60)
 
 
-@pytest.mark.long
 def test_open_transactions_are_missed_when_the_last_gateway_is_gone(place: Place) -> None:
     gateway = place.gateway("gw-last")
     left = producer(gateway, "billing/7")

@@ -15,7 +15,7 @@ from rollbridge.kafka.clients import consumer_config
 from rollbridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.group_offsets import METADATA_CHARACTERS_MAX, GroupMember, OffsetDetails, is_too_large
+from rollbridge.stream.group_offsets import METADATA_CHARACTERS_MAX, OffsetDetails, is_too_large
 
 
 @pytest.fixture
@@ -91,27 +91,6 @@ def test_no_offsets_are_no_transaction(appender: TransactionalAppender, topic: s
     appender.close()
     with pytest.raises(InvalidStateError):
         appender.send_offsets(topic, {(topic, 0): 1})
-
-
-def test_a_member_that_is_none_is_refused(
-    appender: TransactionalAppender, topic: str, committed: Callable[[], list[int]]
-) -> None:
-    with pytest.raises(AppendRefusedError) as refused:
-        appender.send_offsets(GroupMember(group_id=topic, generation=3, member_id="ghost"), {(topic, 0): 1})
-    assert refused.value.kafka_error in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION")
-    assert appender.state is AppenderState.MUST_ABORT
-    appender.abort()
-    assert committed() == [-1001, -1001]
-
-
-def test_they_keep_what_was_committed_beside_them(appender: TransactionalAppender, servers: str, topic: str) -> None:
-    details = {(topic, 0): OffsetDetails(3, "größe 💡"), (topic, 1): OffsetDetails(0, "x" * METADATA_CHARACTERS_MAX)}
-    appender.send_offsets(topic, {(topic, 0): 7, (topic, 1): 9}, details)
-    appender.commit()
-    assert stored_offsets(servers, topic, topic, 2) == {0: (7, *details[topic, 0]), 1: (9, *details[topic, 1])}
-    appender.send_offsets(topic, {(topic, 0): 8}, {(topic, 0): OffsetDetails()})
-    appender.commit()
-    assert stored_offsets(servers, topic, topic, 2)[0] == (8, -1, "")
 
 
 @pytest.mark.parametrize("text", ["x" * (METADATA_CHARACTERS_MAX + 1), "💡" * (METADATA_CHARACTERS_MAX // 2) + "x"])

@@ -15,7 +15,7 @@ from integration_tests.coordinators import coordinator
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.health import NO_COORDINATOR, NO_LEADER
+from rollbridge.metadata.changes import NO_COORDINATOR, NO_LEADER
 from rollbridge_devcluster.state import free_port
 
 PREFIX = "ROLLBRIDGE_COORDINATOR_"

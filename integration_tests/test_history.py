@@ -25,7 +25,6 @@ WINDOWS = {
 """By seed: what is broken, one after the other."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", WINDOWS)
 def test_no_promise_is_broken_under_faults(seed: int, tmp_path: Path) -> None:
     with running(seed, tmp_path) as run:
@@ -41,7 +40,6 @@ CUTS = {
 """By seed: what is broken, one after the other, where there are three brokers."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", CUTS)
 def test_no_promise_is_broken_while_brokers_are_cut_off(seed: int, tmp_path: Path) -> None:
     with ThreeBrokers(kafka_settings=KAFKA_SETTINGS) as brokers, running(seed, tmp_path, brokers) as run:
@@ -62,7 +60,6 @@ GATEWAYS = {
 """By seed: what is broken, one after the other, under producers that write through gateways."""
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("seed", GATEWAYS)
 def test_no_promise_is_broken_through_gateways(seed: int, tmp_path: Path) -> None:
     with gateway_run.running(seed, tmp_path) as run:

@@ -38,15 +38,15 @@ from integration_tests.history.tasks import Task
 from integration_tests.hostile import WAYS, Plan
 from integration_tests.patience import PATIENCE_S, await_exit, eventually
 from integration_tests.secured import Secured, kafka_security, password, secured_cluster, zookeeper_security
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.batches import BatchBuilder
-from rollbridge.model import paths
-from rollbridge.model.access import coordinator as coordinators_rights
-from rollbridge.model.access import writer
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.access import coordinator as coordinators_rights
+from rollbridge.metadata.access import writer
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName, StreamName
 
 ATTACK_S: Final = 120.0
 SESSION: Final = "--session-timeout=10"
@@ -143,8 +143,8 @@ class Place:
 
     def thrown_out(self) -> list[str]:
         """Why terms ended, unless somebody has asked for it or ZooKeeper was away."""
-        ends = [line for line in self.said().splitlines() if "gives up the lead" in line or "a defect" in line]
-        return [line for line in ends if "as asked" not in line and AWAY not in line]
+        ends = [line for line in self.said().splitlines() if "lead.given-up " in line or "a defect" in line]
+        return [line for line in ends if "the buffer is read again" not in line and AWAY not in line]
 
     def lost_zookeeper(self) -> bool:
         """Whether a term may have ended because ZooKeeper was away, as on a machine that is very busy."""
@@ -314,7 +314,6 @@ def rows_of(place: Place, stream: str) -> list[Row]:
     return [row for rows in state[stream].rows.values() for row in rows]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("way", "user", "stream"),
     [

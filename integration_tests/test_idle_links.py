@@ -23,7 +23,7 @@ Fault = Callable[[AnyCluster, str], AbstractContextManager[None]]
 
 def failed(records: Sequence[logging.LogRecord]) -> set[str | None]:
     """The threads that did not get a connection."""
-    return {record.threadName for record in records if "cannot be reached" in record.getMessage()}
+    return {record.threadName for record in records if "broker.unreachable" in record.getMessage()}
 
 
 @pytest.mark.parametrize("fault", [faults.killed, faults.stopped], ids=["restarts", "hangs"])

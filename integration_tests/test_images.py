@@ -8,30 +8,32 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import pytest
 from confluent_kafka.admin import AdminClient, ConfigResource
-from docker.errors import ImageNotFound
+from docker.errors import ImageNotFound, NotFound
 from docker.models.containers import Container
+from testcontainers.core.container import DockerContainer
+from testcontainers.core.wait_strategies import ExecWaitStrategy, LogMessageWaitStrategy
 
+from integration_tests import images
+from integration_tests.backends import engine as engines
 from integration_tests.backends.choice import lacking
 from integration_tests.backends.containers import ContainerCluster
+from integration_tests.backends.engine import engine, host, publishing_address
 from integration_tests.container_health import health
-from integration_tests.patience import eventually
-from rollbridge.cli.main import main
+from integration_tests.images import COORDINATOR, IN_USE, KAFKA, ZOOKEEPER, Provided, is_ours, look, provide
+from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.errors import LocalEnvironmentError
-from rollbridge_devcluster import engine as engines
-from rollbridge_devcluster import image_names as names
-from rollbridge_devcluster.engine import ContainerEngine, PullFailedError, engine, host, publishing_address
-from rollbridge_devcluster.images import ImageOrigin, Provided, provide
-from rollbridge_devcluster.recipes import Recipe, Tree
+from rollbridge.version import __version__
 
 pytestmark = [pytest.mark.containers, pytest.mark.long]
 
@@ -56,47 +58,46 @@ def name() -> Iterator[str]:
         engine().images.remove(image, force=True)
 
 
-def answer_of(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, Any]:
-    """Exit code and document of a command."""
-    code = main([*arguments, "--json"])
-    return code, json.loads(capsys.readouterr().out)
-
-
 # -- making images ---------------------------------------------------------------------------------------------
 
 
 def test_building_again_changes_nothing_and_tells_what_is_in_use(capsys: pytest.CaptureFixture[str]) -> None:
-    code, first = answer_of(capsys, "images", "build")
-    assert code == 0
-    code, second = answer_of(capsys, "images", "build")
-    assert code == 0
-    assert [image["name"] for image in second["images"]] == list(names.IN_USE)
-    assert {image["origin"] for image in second["images"]} == {"present"}
-    assert [image["id"] for image in second["images"]] == [image["id"] for image in first["images"]]
-    assert answer_of(capsys, "images", "list") == (0, second)
-    for image in second["images"]:
-        labels = engine().images.get(image["name"]).labels
-        assert image["stand_in"] is (names.LABEL in labels and image["name"] in names.OFFICIAL)
-    assert main(["images", "list", "kafka"]) == 0
-    kinds = {(True, False): "stand-in", (False, True): "official", (False, False): "other"}
-    kind = kinds[first["images"][0]["stand_in"], first["images"][0]["pinned"]]
-    assert re.search(rf"^{re.escape(names.KAFKA)} +present +{kind} +\d+ MB", capsys.readouterr().out, re.MULTILINE)
+    first, second = provide(), provide()
+    assert [image.name for image in second] == list(IN_USE)
+    assert {image.origin for image in second} == {"present"}
+    assert [image.id for image in second] == [image.id for image in first]
+    assert list(look().values()) == second
+    for image in second:
+        ours = is_ours(image.name, engine().images.get(image.name))
+        assert (image.kind == "stand-in") is (ours and image.name in images.official())
+    assert subprocess.run([sys.executable, "-m", images.__name__, "kafka"], cwd=images.ROOT).returncode == 0
+    kind = first[0].kind
+    assert kind in ("stand-in", "official", "other")
+    assert str(second[0]) == f"{KAFKA}: {kind}, present, {second[0].id.partition(':')[2][:12]}"
 
 
-def test_an_image_is_made_without_network_and_again_only_when_its_inputs_change(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = ["1"]
-    steps = f'FROM {names.TOOLBOX}\nCOPY content /\nRUN test "$(cd /sys/class/net && echo *)" = lo\n'
+@pytest.fixture
+def steps(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The Dockerfile of the image of this name."""
 
-    def context(_: Path) -> Tree:
-        tree = Tree()
-        tree.write(steps, "Dockerfile")
-        tree.write(inputs[0], "content")
-        return tree
+    usual = images.Provider.context
 
-    recipe = Recipe(base=None, inputs=lambda: iter(inputs), context=context)
-    monkeypatch.setattr("rollbridge_devcluster.images.RECIPES", {name: recipe})
+    @contextmanager
+    def context(self: images.Provider, wanted: str, base: Provided | None) -> Iterator[Path]:
+        if wanted == name:
+            yield tmp_path
+            return
+        with usual(self, wanted, base) as folder:
+            yield folder
+
+    monkeypatch.setattr(images.Provider, "context", context)
+    return tmp_path / "Dockerfile"
+
+
+def test_an_image_is_made_without_network_and_again_only_when_its_inputs_change(name: str, steps: Path) -> None:
+    steps.write_text('ARG BASE\nFROM ${BASE}\nCOPY content /\nRUN test "$(cd /sys/class/net && echo *)" = lo\n')
+    content = steps.with_name("content")
+    content.write_text("1")
 
     def ensure(*, rebuild: bool = False) -> Provided:
         (provided,) = provide([name], rebuild=rebuild)
@@ -104,31 +105,23 @@ def test_an_image_is_made_without_network_and_again_only_when_its_inputs_change(
         return provided
 
     first = ensure()
-    assert first.origin is ImageOrigin.BUILT
-    labels = engine().images.get(name).labels
-    assert names.is_ours(name, labels)
+    assert first.origin == "built"
+    assert is_ours(name, engine().images.get(name))
     assert ensure() == ensure()
     assert ensure().id == first.id
-    inputs[0] = "2"
+    content.write_text("2")
     second = ensure()
-    assert (second.origin, second.id != first.id) == (ImageOrigin.BUILT, True)
+    assert (second.origin, second.id != first.id) == ("built", True)
     with pytest.raises(ImageNotFound):
         engine().images.get(first.id)
     # Somebody makes an image of the same name, out of ours.
     container = engine().containers.create(second.id, ["true"], labels=engines.labels(name))
     try:
-        foreign = container.commit(*name.split(":"), changes=f"LABEL {names.LABEL}=")
+        foreign = container.commit(*name.split(":"), changes=f"LABEL {images.LABEL}=")
     finally:
         container.remove(v=True)
-    inputs[0] = "3"
-    assert ensure(rebuild=True) == Provided(
-        name=name,
-        id=str(foreign.id),
-        origin=ImageOrigin.PRESENT,
-        stand_in=False,
-        pinned=False,
-        size_bytes=second.size_bytes,
-    )
+    content.write_text("3")
+    assert ensure(rebuild=True) == Provided(name, str(foreign.id), "present", "other")
 
 
 class Registry(BaseHTTPRequestHandler):
@@ -192,25 +185,19 @@ def registry() -> Iterator[str]:
 
 
 def test_what_is_pulled_has_the_digest_or_is_not_taken(registry: str) -> None:
-    with ContainerEngine() as docker:
-        with pytest.raises(PullFailedError) as refused:
-            docker.pull(registry, f"sha256:{'0' * 64}", 60.0)
-        assert not refused.value.unreachable
+    docker = images.Engine()
+    with closing(docker):
+        with pytest.raises(NotFound):
+            docker.pull(registry, f"sha256:{'0' * 64}")
         assert docker.find(registry) is None
-        docker.pull(registry, Registry.digest, 60.0)
+        docker.pull(registry, Registry.digest)
         found = docker.find(registry)
         assert found is not None
-        assert Registry.digest in found.digests
+        assert f"{registry.rpartition(':')[0]}@{Registry.digest}" in found.attrs["RepoDigests"]
 
 
-def test_a_step_that_fails_says_so_and_replaces_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def context(_: Path) -> Tree:
-        tree = Tree()
-        tree.write(f"FROM {names.TOOLBOX}\nRUN echo not like this; exit 3\n", "Dockerfile")
-        return tree
-
-    recipe = Recipe(base=None, inputs=lambda: iter(()), context=context)
-    monkeypatch.setattr("rollbridge_devcluster.images.RECIPES", {name: recipe})
+def test_a_step_that_fails_says_so_and_replaces_nothing(name: str, steps: Path) -> None:
+    steps.write_text("ARG BASE\nFROM ${BASE}\nRUN echo not like this; exit 3\n")
     with pytest.raises(
         LocalEnvironmentError, match=r"(?s)cannot be built: .*not like this\n.*returned a non-zero code: 3"
     ):
@@ -265,7 +252,7 @@ def test_kafka_talks_to_its_own_tools_and_to_kcat(servers: ContainerCluster, uni
 
     def tool(name: str, *arguments: str) -> str:
         command = [f"/opt/kafka/bin/{name}", "--bootstrap-server", servers.bootstrap_servers_inside, *arguments]
-        said = servers.run(names.KAFKA, command)
+        said = servers.run(KAFKA, command)
         assert said.code == 0, said
         return said.out.decode()
 
@@ -283,12 +270,20 @@ def test_kafka_talks_to_its_own_tools_and_to_kcat(servers: ContainerCluster, uni
 
 @pytest.mark.long
 def test_servers_start_without_any_setting(servers: ContainerCluster) -> None:
-    with started(servers, names.KAFKA) as kafka, started(servers, names.ZOOKEEPER) as zookeeper:
-        eventually(lambda: b"Kafka Server started" in kafka.logs(), "Kafka has started")
-        eventually(lambda: zookeeper.exec_run(["zkServer.sh", "status"]).exit_code == 0, "ZooKeeper has started")
+    started = LogMessageWaitStrategy("Kafka Server started").with_startup_timeout(int(PATIENCE_S))
+    serves = ExecWaitStrategy(["zkServer.sh", "status"]).with_startup_timeout(int(PATIENCE_S))
+    with (
+        servers.beside(KAFKA).waiting_for(started) as kafka,
+        servers.beside(ZOOKEEPER).waiting_for(serves) as zookeeper,
+    ):
         for container in (kafka, zookeeper):
-            container.stop(timeout=30)
-            assert container.wait()["StatusCode"] == 143, "ended by SIGTERM, as a JVM says it"
+            assert ended(container) == 143, "ended by SIGTERM, as a JVM says it"
+
+
+def ended(container: DockerContainer) -> int:
+    """The exit code of a container that is asked to end."""
+    container.get_wrapped_container().stop(timeout=30)
+    return container.wait()
 
 
 @pytest.mark.parametrize(
@@ -307,46 +302,37 @@ def test_servers_start_without_any_setting(servers: ContainerCluster) -> None:
 def test_kafka_ends_and_says_which_setting_is_wrong(
     servers: ContainerCluster, variables: Mapping[str, str], words: str
 ) -> None:
-    said = servers.run(names.KAFKA, [], environment=variables)
+    said = servers.run(KAFKA, [], environment=variables)
     assert said.code == 1
     assert words in (said.out + said.err).decode()
-
-
-@contextmanager
-def started(servers: ContainerCluster, image: str, **options: Any) -> Iterator[Container]:
-    """A container beside the servers."""
-    (network,) = servers.node("kafka").container.attrs["NetworkSettings"]["Networks"]
-    container = engine().containers.create(image, network=network, labels=servers.labels, **options)
-    try:
-        container.start()
-        yield container
-    finally:
-        container.remove(force=True, v=True)
 
 
 # -- the coordinator's image, which is the gateway's as well ---------------------------------------------------
 
 
 @contextmanager
-def service(servers: ContainerCluster, root: str, **options: Any) -> Iterator[Container]:
+def service(
+    servers: ContainerCluster,
+    root: str,
+    command: Sequence[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Container]:
     """A coordinator, or what else ``command`` says, as hardened as in compose.yaml.
 
     Its health check is the image's own, only more often.
     """
     environment = {
-        "ROLLBRIDGE_BOOTSTRAP_SERVERS": servers.bootstrap_servers_inside,
-        "ROLLBRIDGE_ZOOKEEPER": servers.zookeeper_inside,
-        "ROLLBRIDGE_ZOOKEEPER_ROOT": root,
+        **servers.connection_inside(root),
         "ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": "2",
-        **options.pop("environment", {}),
+        **(environment or {}),
     }
     # Without a start period: 0 would be the image's own.
     check = {"interval": SECOND_NS // 2, "timeout": 5 * SECOND_NS, "retries": 1, "start_period": SECOND_NS // 1000}
-    hardened = {"read_only": True, "tmpfs": {"/tmp": ""}, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]}
-    with started(
-        servers, names.COORDINATOR, environment=environment, healthcheck=check, **hardened, **options
-    ) as container:
-        yield container
+    hardened = {"read_only": True, "cap_drop": ["ALL"], "security_opt": ["no-new-privileges"]}
+    described = servers.beside(COORDINATOR, command, healthcheck=check, **hardened).with_tmpfs_mount("/tmp")
+    cast("dict[str, tuple[str, None]]", described.ports)[METRICS] = (publishing_address(), None)
+    with described.with_envs(**environment) as container:
+        yield container.get_wrapped_container()
 
 
 def said(container: Container) -> str:
@@ -370,7 +356,7 @@ def test_a_coordinator_is_healthy_only_while_it_could_lead(
     servers: ContainerCluster, unique_name: Callable[[str], str]
 ) -> None:
     root, stream = f"/{unique_name('image')}", f"{unique_name('image')}/orders"
-    with service(servers, root, ports={METRICS: (publishing_address(), None)}) as container:
+    with service(servers, root) as container:
         eventually(lambda: health(container) == "healthy", f"it is healthy: {container.logs()!r}")
         assert container.exec_run(["sh", "-c", "id -u; id -un"]).output.split() == [b"10001", b"rollbridge"]
         port = container.attrs["NetworkSettings"]["Ports"][METRICS][0]["HostPort"]
@@ -417,8 +403,7 @@ def test_a_gateway_is_healthy_only_while_it_has_its_lease(
     root = f"/{unique_name('image')}"
     with service(servers, root) as leader:
         eventually(lambda: health(leader) == "healthy", f"the coordinator is healthy: {leader.logs()!r}")
-        published = {METRICS: (publishing_address(), None)}
-        with service(servers, root, command=["gateway", "--listen", "0.0.0.0:9192"], ports=published) as container:
+        with service(servers, root, command=["gateway", "--listen", "0.0.0.0:9192"]) as container:
             eventually(lambda: health(container) == "healthy", f"it is healthy: {container.logs()!r}")
             port = container.attrs["NetworkSettings"]["Ports"][METRICS][0]["HostPort"]
             status, text = get(port, "/metrics")
@@ -434,14 +419,13 @@ def test_a_gateway_is_healthy_only_while_it_has_its_lease(
 
 
 @pytest.mark.long
-def test_the_same_image_is_the_clients(servers: ContainerCluster) -> None:
-    address = {
-        "ROLLBRIDGE_BOOTSTRAP_SERVERS": servers.bootstrap_servers_inside,
-        "ROLLBRIDGE_ZOOKEEPER": servers.zookeeper_inside,
-    }
-    assert servers.run(names.COORDINATOR, ["--version"]).out.decode().split()[-1] == names.VERSION
-    status = servers.run(names.COORDINATOR, ["status", "--json"], environment=address)
-    assert json.loads(status.out)["ok"] is True
-    nobody = servers.run(names.COORDINATOR, ["coordinator"])
+def test_the_same_image_is_the_clients(servers: ContainerCluster, unique_name: Callable[[str], str]) -> None:
+    root = f"/{unique_name('image')}"
+    assert servers.run(COORDINATOR, ["--version"]).out.decode().split()[-1] == __version__
+    with service(servers, root) as leader:
+        eventually(lambda: health(leader) == "healthy", f"the coordinator is healthy: {leader.logs()!r}")
+        status = servers.run(COORDINATOR, ["status", "--json"], environment=servers.connection_inside(root))
+    assert json.loads(status.out)["ok"] is True, status.out
+    nobody = servers.run(COORDINATOR, ["coordinator"])
     assert nobody.code == 4
     assert b"no cluster is named" in nobody.err

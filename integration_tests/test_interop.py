@@ -16,7 +16,7 @@ import rollbridge
 from integration_tests.clients import Site, adopt
 from integration_tests.grown_streams import KEYS, grow, write
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.names import GroupName, StreamName, segment_topic_pattern
+from rollbridge.stream.names import GroupName, StreamName, segment_topic_pattern
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
 
@@ -171,6 +171,7 @@ def lines_of(prefix: str, count: int = 60) -> bytes:
     return b"".join(b"key-%d:%s-%d\n" % (number % 20, prefix.encode(), number) for number in range(count))
 
 
+@pytest.mark.long
 @needs_kcat
 def test_kcat_and_kafkas_own_clients_use_a_topic_before_it_is_adopted_then_and_after_its_release(
     client: rollbridge.Bridge, unique_name: Callable[[str], str], programs: Programs

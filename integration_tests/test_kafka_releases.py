@@ -114,13 +114,11 @@ def test_a_cluster_without_transactions_v2_is_named_at_every_start_with_what_men
             use(site, tmp_path, unique_name)
 
 
-@pytest.mark.long
 def test_a_broker_before_4_0_is_named_at_every_start(tmp_path: Path) -> None:
     with broker_of("3.9.2", tmp_path) as cluster:
         assert_all_say(cluster, r"is of a release before 4\.0.*nothing was written; upgrade all brokers to Kafka 4\.0")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("release", ["4.0.2", "4.4.0"])
 def test_the_oldest_and_the_newest_release_take_all_ways_of_writing(
     release: str, tmp_path: Path, unique_name: Callable[[str], str]

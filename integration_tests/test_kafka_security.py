@@ -18,14 +18,14 @@ from rollbridge.client.sender import FrameSender, Undelivered
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.errors import AuthenticationError, KafkaUnavailableError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import StreamConfig
-from rollbridge.model.routing import StreamView
+from rollbridge.metadata.catalog import Catalog
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import even_ranges
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge.stream.routing import StreamView
 from rollbridge.writer import StreamWriter, WriterOptions
 from rollbridge.writer.sender import PlainSender
-from rollbridge.zookeeper.catalog import Catalog
 from rollbridge_devcluster.ephemeral import ProcessCluster
 from rollbridge_devcluster.state import free_port
 
@@ -242,7 +242,6 @@ def test_a_broker_that_wants_a_certificate_gets_none(broker: Addresses) -> None:
         appender.init()
 
 
-@pytest.mark.long
 def test_credentials_that_have_to_be_renewed_are(broker: Addresses, topic_prefix: str) -> None:
     """The broker closes connections whose authentication is older than three seconds; transactions go on."""
     TopicAdmin(broker["PLAINTEXT"]).create_topics([TopicSpec(name=topic_prefix)])

@@ -21,17 +21,17 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import patient_client
 from integration_tests.coordinators import Relay, until
+from rollbridge.base.ids import PREPARED_FIRST
 from rollbridge.doctor.checks import orphans
 from rollbridge.doctor.facts import gather
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model import paths
-from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
-from rollbridge.model.ids import PREPARED_FIRST
-from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_coordinator.shell.interpreter import BESIDE_CLIENT_ID
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.epochs import EpochCause, EpochHistory, check_chain
+from rollbridge.stream.names import GroupName, StreamName, parse_segment_topic
+from rollbridge_coordinator.core.interpreter import BESIDE_CLIENT_ID
 
 BESIDE = {"ROLLBRIDGE_COORDINATOR_MERGE_BESIDE_BYTES": "500000"}
 VALUE = bytes(1_000)
@@ -55,8 +55,6 @@ POINTS = [
     "prepare/Prepare:after + remove_leftovers/DeleteTopics:after",
     "roll/TakeUp:after + finish_pending/Seal:after + prepare/Prepare:after",
 ]
-SOME = ["prepare/Prepare:after", "roll/TakeUp:after"]
-"""Those that `make test` tries, too."""
 
 
 def key(number: int) -> bytes:
@@ -236,9 +234,7 @@ def throttled(cluster: AnyCluster, bytes_per_s: float) -> Iterator[None]:
         alter(remove=True)
 
 
-@pytest.mark.parametrize(
-    "points", [points if points in SOME else pytest.param(points, marks=pytest.mark.long) for points in POINTS]
-)
+@pytest.mark.parametrize("points", POINTS)
 def test_the_next_leader_begins_a_large_merge_anew_or_ends_it(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, points: str
 ) -> None:

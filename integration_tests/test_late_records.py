@@ -27,10 +27,10 @@ from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import gather
 from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model import paths
-from rollbridge.model.late import LATE_HEADER, LateNotes
-from rollbridge.model.names import StreamName
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.late import LATE_HEADER, LateNotes
+from rollbridge.stream.names import StreamName
 
 FROZEN_S = 0.5
 ROUNDS = 4
@@ -126,7 +126,7 @@ def test_nothing_is_acknowledged_behind_the_end_of_a_topic_that_is_sealed_while_
         assert [value for value in acknowledged if written[value] != 1] == []
 
 
-@pytest.mark.parametrize("codec", ["none", pytest.param("gzip", marks=pytest.mark.long)])
+@pytest.mark.parametrize("codec", ["none", "gzip"])
 def test_what_is_acknowledged_while_a_stream_is_scaled_on_a_disk_that_stands_still_is_read_once(
     stalling: LocalCluster, tmp_path: Path, codec: str
 ) -> None:
@@ -171,7 +171,6 @@ POINTS = [
 ]
 
 
-@pytest.mark.long
 def test_a_record_behind_a_sealed_end_is_read_once_whatever_crashes(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

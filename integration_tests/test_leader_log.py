@@ -11,9 +11,9 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator, until
+from rollbridge.base.ids import TransactionId
 from rollbridge.errors import TransactionAbortedError, TransactionNotFoundError
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import StreamName
+from rollbridge.stream.names import StreamName
 
 
 @pytest.mark.parametrize("level", ["DEBUG", "INFO"])
@@ -39,7 +39,7 @@ def test_each_change_of_state_has_a_line(
         until(lambda: refused in log.read_text())
         ordinary = f"transaction {committed.id} open -> committing (commit: a frame of {stream}), round "
         if level == "DEBUG":
-            ended = f"transaction {committed.id} committing -> committed (merged), round 1, controller epoch 1"
+            ended = f"controller_epoch=1: transaction {committed.id} committing -> committed (merged), round 1"
             until(lambda: ended in log.read_text())
             assert f"transaction {committed.id} unknown -> open (begin: client teller, " in log.read_text()
             assert ordinary in log.read_text()
@@ -48,7 +48,6 @@ def test_each_change_of_state_has_a_line(
             assert "committing -> committed (merged)" not in log.read_text()
 
 
-@pytest.mark.long
 def test_the_last_events_of_a_transaction_are_told_and_stand_in_errors_about_it(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

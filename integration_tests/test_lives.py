@@ -10,6 +10,7 @@ import rollbridge
 from integration_tests.clients import Site
 from integration_tests.coordinators import until
 from rollbridge import EMPTY
+from rollbridge.base.sn import SN
 from rollbridge.errors import (
     InvalidRequestError,
     RollbridgeError,
@@ -18,7 +19,6 @@ from rollbridge.errors import (
     TruncatedError,
 )
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.sn import SN
 
 KEYS = [f"key-{number}".encode() for number in range(20)]
 

@@ -24,10 +24,10 @@ from rollbridge.errors import OutcomeExpiredError, OutcomeUnknownError, Transact
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import StreamConfig
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.names import GroupName, StreamName
 
 
 @pytest.fixture

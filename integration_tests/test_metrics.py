@@ -17,12 +17,12 @@ from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator
 from integration_tests.patience import eventually
 from rollbridge import EMPTY, SN
+from rollbridge.base.metrics import Unfinished, WriteEnd
+from rollbridge.base.sn import DLSN
 from rollbridge.errors import CasWriteError, StreamExistsError, TransactionAbortedError, TransactionRefusedError
 from rollbridge.metrics import collector
-from rollbridge.model.client_metrics import Unfinished, WriteEnd
-from rollbridge.model.names import StreamName
-from rollbridge.model.sn import DLSN
-from rollbridge_coordinator.state.families import FAMILIES
+from rollbridge.stream.names import StreamName
+from rollbridge_coordinator.core.metric_samples import FAMILIES
 from rollbridge_devcluster.state import free_port
 
 PREFIX = "ROLLBRIDGE_COORDINATOR_"
@@ -73,7 +73,7 @@ def test_what_happens_on_a_cluster_is_seen_in_its_metrics(
         for key in (
             ("transactions_committed_total", group),
             ("transactions_aborted_total", group, "condition"),
-            ("frames_dropped_total", group, "corrupt"),
+            ("frames_rejected_total", group, "corrupt"),
             ("commit_latency_seconds_count", group, "rolling"),
             ("stream_committed_records_total", group, orders),
             ("scales_total", group),

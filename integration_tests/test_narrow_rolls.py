@@ -10,12 +10,12 @@ import pytest
 
 import rollbridge
 from integration_tests.clients import Site, until
+from rollbridge.base.ids import SegmentId
 from rollbridge.errors import TransactionRefusedError
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import parse_segment_topic
-from rollbridge.model.partitioners import KeySpace
+from rollbridge.stream.epochs import EpochCause, EpochHistory, check_chain
+from rollbridge.stream.keyspace import KeySpace
+from rollbridge.stream.names import parse_segment_topic
 
 KEYS = [b"key-%d" % number for number in range(400)]
 

@@ -6,16 +6,14 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
-import pytest
-
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import patient_client
 from integration_tests.coordinators import Relay, until
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model import paths
-from rollbridge.model.epochs import check_chain
-from rollbridge.model.names import GroupName, StreamName, is_segment_topic, parse_segment_topic
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.epochs import check_chain
+from rollbridge.stream.names import GroupName, StreamName, is_segment_topic, parse_segment_topic
 
 SETTINGS = {
     "ROLLBRIDGE_COORDINATOR_MERGE_BESIDE_BYTES": "10000",
@@ -29,7 +27,6 @@ COMMITS = 8
 """Large commits in one round; each is a rolling commit, which makes two epochs and two topics."""
 
 
-@pytest.mark.long
 def test_large_commits_leave_as_many_topics_and_nodes_however_many_there_were(
     cluster: AnyCluster, scope: str, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

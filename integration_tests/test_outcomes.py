@@ -17,6 +17,8 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, read_committed, until
 from integration_tests.coordinators import coordinator
 from integration_tests.patience import PATIENCE_S
+from rollbridge.base.ids import TransactionId
+from rollbridge.commitlog.control import ControlRecord, decode_control
 from rollbridge.errors import (
     AlreadyAbortedError,
     AlreadyCommittedError,
@@ -31,12 +33,10 @@ from rollbridge.errors import (
     TransactionNotFoundError,
     TransactionPreserverClosedError,
 )
-from rollbridge.model import paths
-from rollbridge.model.control import ControlRecord, decode_control
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import Group
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import Group
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName
 
 WORKER = """
 import sys, rollbridge
@@ -49,7 +49,7 @@ txn.flush()
 print(txn.id, flush=True)
 if sys.stdin.readline() == "commit\\n":
     future = txn.commit_async()
-    b._sender.wait_until(lambda: b._sender.queued == 0, 120)
+    assert b._sender.wait_until(lambda: b._sender.bytes == 0, 120)
 print("sent", flush=True)
 sys.stdin.readline()
 """
@@ -297,7 +297,7 @@ def test_a_commit_that_nobody_carries_out_is_unknown_and_another_process_asks_by
             return "no coordinator" in str(caught.value) and "no coordinator is running" in caplog.text
 
         until(is_told)
-        assert "a transaction's commit waits: " in caplog.text
+        assert "transaction.waits end=commit: " in caplog.text
         with pytest.raises(CoordinatorUnavailableError):
             reader.outcome(txn.id, timeout=3)
         answers: list[rollbridge.Outcome] = []

@@ -13,18 +13,12 @@ import pytest
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator
-from integration_tests.pages import TOKEN, act, ask_page, page_of, paged_coordinator, read_page
+from integration_tests.pages import act, ask_page, page_of, paged_coordinator, read_page
 from integration_tests.patience import eventually
-from rollbridge.connection import Bridge
+from rollbridge.client.connection import Bridge
 from rollbridge.errors import TransactionAbortedError
 
 HOSTILE = "<script>alert(1)</script>"
-
-
-@pytest.fixture
-def root(unique_name: Callable[[str], str]) -> str:
-    """A path of the test's own."""
-    return f"/{unique_name('page')}"
 
 
 @pytest.fixture
@@ -153,20 +147,6 @@ def test_actions_do_what_the_command_line_does(cluster: AnyCluster, root: str, o
             txn.commit()
         status, said = act(page, "abort", {"transaction": str(txn.id)})
         assert (status, said["error"]["code"]) == (404, "transaction-not-found")
-
-
-def test_nobody_acts_without_the_token(cluster: AnyCluster, root: str, orders: str, page: str) -> None:
-    with connected(cluster, root) as b:
-        b.admin.create_stream(orders)
-        txn = b.begin(orders)
-        eventually(lambda: b.admin.transactions(), "it has a record")
-        wish = {"transaction": str(txn.id)}
-        assert act(page, "abort", wish, token="another-token-of-16")[0] == 401
-        assert act(page, "abort", wish, Origin="http://elsewhere.example")[0] == 403
-        assert act(page, "abort", wish, Host="elsewhere.example")[0] == 403
-        assert ask_page(page, "/api/v1/actions/abort", wish)[0] == 401
-        assert ask_page(page, f"/api/v1/actions/abort?token={TOKEN}", wish)[0] == 401
-        txn.commit()
 
 
 def test_a_page_without_a_token_only_shows(cluster: AnyCluster, root: str, tmp_path: Path) -> None:

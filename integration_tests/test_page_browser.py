@@ -29,7 +29,7 @@ from integration_tests.browser import (
 )
 from integration_tests.pages import TOKEN, paged_coordinator, read_page
 from integration_tests.patience import eventually
-from rollbridge.connection import Bridge
+from rollbridge.client.connection import Bridge
 from rollbridge.errors import TransactionAbortedError
 
 HOSTILE = "<script>document.title='executed'</script><img src=x onerror=\"document.title='executed'\">"
@@ -39,12 +39,6 @@ SCREENSHOT = "ROLLBRIDGE_PAGE_SCREENSHOT"
 """Variable that says where the picture of the README is to be written."""
 
 pytestmark = with_browser
-
-
-@pytest.fixture
-def root(unique_name: Callable[[str], str]) -> str:
-    """A path of the test's own."""
-    return f"/{unique_name('browser')}"
 
 
 @pytest.fixture
@@ -122,7 +116,7 @@ def test_a_transaction_is_aborted_with_token_and_confirmation(
         assert shown(driver, "td button") == [], "nobody acts without a token"
         assert shown(driver, "#scale") == []
         unlock(driver, "another-token-of-16")
-        await_text(driver, "#dialog-fault", "the token is missing, or is another one")
+        await_text(driver, "#dialog-fault", "the token is missing or wrong")
         click(driver, "#dialog-cancel")
         assert shown(driver, "td button") == []
         unlock(driver)

@@ -17,26 +17,20 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-import rollbridge
 from integration_tests.adapter_tools import await_settled
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import patient_client
 from integration_tests.coordinators import controller_epoch, coordinator, has_lost_the_lead, until
 from integration_tests.crashing import STOP_AT
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S
+from integration_tests.pauses import is_stopped
+from rollbridge.base.ids import SegmentId
 from rollbridge.doctor.checks import orphans
 from rollbridge.doctor.facts import gather
 from rollbridge.errors import ConflictError, RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import GroupName, StreamName
-
-OPTIONS = rollbridge.ClientOptions(admin_timeout_s=60)
-
-
-def is_stopped(process: subprocess.Popen[bytes]) -> bool:
-    """Whether a process has stopped itself."""
-    return Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "T"
+from rollbridge.stream.names import GroupName, StreamName
 
 
 class Scene:
@@ -44,9 +38,7 @@ class Scene:
 
     def __init__(self, cluster: AnyCluster, root: str, stream: str, logs: Path) -> None:
         self.cluster, self.root, self.stream, self.logs = cluster, root, stream, logs
-        self.b = rollbridge.connect(
-            cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=OPTIONS
-        )
+        self.b = patient_client(cluster, root)
 
     def commit(self, life: str, count: int) -> None:
         for number in range(count):
@@ -120,7 +112,6 @@ def test_a_merge_that_outlasts_its_native_transaction_is_done_again_by_the_same_
         assert controller_epoch(scene.b._metadata.session, group) == term, "another term has begun"
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("moment", ["before", "fenced"])
 def test_a_leader_that_stood_still_in_a_deletion_deletes_nothing_of_the_next_life(scene: Scene, moment: str) -> None:
     point = f"delete_further/DeleteTopics:{moment}"
@@ -144,13 +135,12 @@ def test_a_leader_that_stood_still_in_a_deletion_deletes_nothing_of_the_next_lif
             assert len(scene.values()) == 25
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     "point",
     [
-        pytest.param("scale/CreateTopics:fenced", marks=pytest.mark.long),
+        "scale/CreateTopics:fenced",
         "scale/Seal:before",
-        pytest.param("scale/Seal:fenced", marks=pytest.mark.long),
+        "scale/Seal:fenced",
     ],
 )
 def test_a_leader_that_stood_still_in_a_scale_harms_no_other_life(scene: Scene, point: str) -> None:
@@ -190,7 +180,6 @@ def left_by_another(scene: Scene, first: subprocess.Popen[bytes]) -> AbstractCon
 SETTINGS = {"compression.type": "zstd", "max.message.bytes": "1500000"}
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("anew", [False, True], ids=["released", "anew"])
 def test_a_leader_that_stood_still_before_it_closed_an_adopted_topic_opens_it_again(
     scene: Scene, unique_name: Callable[[str], str], anew: bool
@@ -216,7 +205,7 @@ def test_a_leader_that_stood_still_before_it_closed_an_adopted_topic_opens_it_ag
                 until(lambda: topic not in admin.list_topics())
                 create()
             awaken(scene, first)
-            assert "opens topic" in scene.log_of("first")
+            assert "topic.reopened " in scene.log_of("first")
             described = TopicAdmin(scene.cluster.bootstrap_servers).describe([topic])[topic]
             assert {name: described.config[name] for name in described.own} == SETTINGS
             produce(scene.cluster.bootstrap_servers, topic, [b"a plain record"])
@@ -270,7 +259,6 @@ def test_a_topic_that_is_created_again_right_before_it_is_closed_is_open(
         produce(scene.cluster.bootstrap_servers, topic, [b"a plain record"])
 
 
-@pytest.mark.long
 def test_a_leader_that_stood_still_before_it_closed_an_adopted_topic_leaves_it_closed_where_it_was_left(
     scene: Scene, unique_name: Callable[[str], str]
 ) -> None:

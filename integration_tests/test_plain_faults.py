@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import cast
 
@@ -14,8 +14,9 @@ import rollbridge
 from integration_tests.clients import Site
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import eventually
+from integration_tests.plain_faults import ONE, exposed, nobody_reached
 from integration_tests.plain_tools import Load, check, join_all, read_in_order, split_first
-from rollbridge.calls import Deadline
+from rollbridge.base.sn import DLSN
 from rollbridge.errors import (
     BackpressureError,
     InvalidRequestError,
@@ -23,31 +24,14 @@ from rollbridge.errors import (
     OutcomeUnknownError,
     StreamNotFoundError,
 )
-from rollbridge.kafka.connection import Connection
+from rollbridge.kafka.dispatch import new_producer_id
 from rollbridge.kafka.errors import NotAuthorizedError
-from rollbridge.kafka.metadata import Broker, Cluster
-from rollbridge.kafka.produce import new_producer_id
+from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.names import StreamName
-from rollbridge.model.sn import DLSN
+from rollbridge.stream.names import StreamName
 from rollbridge.writer import PlainFuture, StreamWriter, WriterOptions
 
-
-@pytest.fixture
-def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """Stands between the plain writer and the broker."""
-    with FaultProxy(site.cluster.bootstrap_servers) as proxy, proxy.in_between(monkeypatch):
-        yield proxy
-
-
-@pytest.fixture
-def exposed(site: Site, proxy: FaultProxy, unique_name: Callable[[str], str]) -> Iterator[rollbridge.Bridge]:
-    """A client whose plain writes go through the proxy."""
-    with site.connect(unique_name("exposed")) as client:
-        yield client
-
-
-ONE = WriterOptions(linger_s=0.0)
+__all__ = ["exposed"]
 
 
 def test_brokers_that_have_no_producer_ids_yet_are_asked_again(site: Site, proxy: FaultProxy) -> None:
@@ -76,21 +60,6 @@ def test_a_lost_connection_neither_loses_nor_doubles(
         load.grow(500)
     writer.close()
     check(load, read_in_order(exposed, orders))
-
-
-@contextmanager
-def nobody_reached() -> Iterator[None]:
-    """The exposed client can open no connection to a broker."""
-    original = Cluster._connect
-
-    def refuse(cluster: Cluster, broker: Broker, deadline: Deadline | None) -> Connection:
-        if "exposed" in cluster._client_id:
-            raise KafkaUnavailableError("no way through")
-        return original(cluster, broker, deadline)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Cluster, "_connect", refuse)
-        yield
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from contextlib import suppress
-from typing import cast
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import KafkaError, Message, Producer
@@ -14,6 +14,7 @@ import rollbridge
 from integration_tests.clients import Site, headers_of, until
 from integration_tests.patience import PATIENCE_S
 from integration_tests.plain_tools import KEYS, Load, check, join_all, read_in_order, split_first, values_by_key
+from rollbridge.base.sn import DLSN, SN, TRANSACTION_ID_HEADER, pack_transaction_id
 from rollbridge.errors import (
     InvalidRequestError,
     RecordTooLargeError,
@@ -22,8 +23,7 @@ from rollbridge.errors import (
     TransactionIdOutOfOrderError,
 )
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.names import StreamName
-from rollbridge.model.sn import DLSN, SN, TRANSACTION_ID_HEADER, pack_transaction_id
+from rollbridge.stream.names import StreamName
 from rollbridge.writer import WriterOptions
 
 
@@ -49,7 +49,6 @@ def test_a_record_is_where_its_future_says(site: Site, client: rollbridge.Bridge
     assert len(found) == 4
 
 
-@pytest.mark.long
 def test_writers_never_notice_scales_and_rolling_commits(client: rollbridge.Bridge, orders: str) -> None:
     writer = client.writer(orders)
     old = client.begin(orders, label="older than every epoch to come")
@@ -125,7 +124,9 @@ def test_the_largest_record_that_a_stream_takes_is_written(client: rollbridge.Br
 
 
 def test_a_falling_transaction_id_is_refused_where_that_was_asked_for(client: rollbridge.Bridge, orders: str) -> None:
-    strict, free = client.writer(orders, rising_ids=True), client.writer(orders)
+    with pytest.warns(DeprecationWarning, match="rising_ids is called monotonic_ids now"):
+        strict = client.writer(orders, rising_ids=True)
+    free = client.writer(orders)
     strict.write(b"k", b"1", transaction_id=7)
     strict.write(b"k", b"2", transaction_id=7)
     with pytest.raises(TransactionIdOutOfOrderError) as refused:
@@ -137,23 +138,18 @@ def test_a_falling_transaction_id_is_refused_where_that_was_asked_for(client: ro
     assert [message.value() for _, message in read_in_order(client, orders)] == [b"1", b"2", b"3", b"4"]
 
 
-@pytest.mark.parametrize("transaction_id", [-1, 1 << 63])
-def test_a_transaction_id_that_is_no_long_is_refused(
-    client: rollbridge.Bridge, orders: str, transaction_id: int
-) -> None:
-    with client.writer(orders) as writer, pytest.raises(InvalidRequestError):
-        writer.write(b"k", b"v", transaction_id=transaction_id)
-
-
-@pytest.mark.parametrize("name", ["rollbridge", TRANSACTION_ID_HEADER])
-def test_our_own_headers_are_taken(client: rollbridge.Bridge, orders: str, name: str) -> None:
-    with client.writer(orders) as writer, pytest.raises(InvalidRequestError, match="own"):
-        writer.write(b"k", b"v", headers=[(name, b"")])
-
-
-def test_a_time_before_1970_is_refused(client: rollbridge.Bridge, orders: str) -> None:
-    with client.writer(orders) as writer, pytest.raises(InvalidRequestError, match="1970"):
-        writer.write(b"k", b"v", timestamp=-1)
+def test_bad_input_is_refused(client: rollbridge.Bridge, orders: str) -> None:
+    wrong: list[tuple[str | None, dict[str, Any]]] = [
+        (None, {"transaction_id": -1}),
+        (None, {"transaction_id": 1 << 63}),
+        ("own", {"headers": [("rollbridge", b"")]}),
+        ("own", {"headers": [(TRANSACTION_ID_HEADER, b"")]}),
+        ("1970", {"timestamp": -1}),
+    ]
+    with client.writer(orders) as writer:
+        for words, more in wrong:
+            with pytest.raises(InvalidRequestError, match=words):
+                writer.write(b"k", b"v", **more)
 
 
 def test_a_stream_that_does_not_exist_is_refused(client: rollbridge.Bridge, scope: str, orders: str) -> None:

@@ -25,12 +25,12 @@ from integration_tests.clients import Site
 from integration_tests.command_line import run_cli
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.poison import CELLS, IMPOSSIBLE, POISONS, WAYS, Ending, Group
-from rollbridge import connection
+from rollbridge.base.ids import SegmentId
+from rollbridge.client import connection
 from rollbridge.errors import OutcomeUnknownError, RollbridgeError, TransactionAbortedError
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.topics import TopicSpec
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
+from rollbridge.stream.names import StreamName
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,7 +66,6 @@ def test_a_poison_harms_nobody_else(group: Group, way: str, name: str) -> None:
     take(group, way, name)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("name", [name for way, name in CELLS if way == "Spark"])
 def test_a_poison_by_way_of_spark_harms_nobody_else(spark: SparkSession, group: Group, name: str) -> None:
     group.spark = spark
@@ -89,7 +88,7 @@ def test_a_commit_that_waits_for_an_error_state_is_told_so(group: Group, caplog:
         why = f"its leader says: waits for stream {group.poisoned}, which is in an error state"
         with pytest.raises(OutcomeUnknownError, match=f"{why}; it is carried out once that is over"):
             txn.commit(timeout=3)
-        assert f"a transaction's commit waits: {why}; it goes on waiting" in caplog.text
+        assert f"transaction.waits end=commit: {why}" in caplog.text
         eventually(lambda: poison.abort_all(group) and txn.completion.settled, "what waits is aborted")
 
 
@@ -291,7 +290,6 @@ def test_a_frame_between_the_limits_of_buffer_and_segment_ends_its_transaction(g
     assert group.fault() is None
 
 
-@pytest.mark.long
 def test_the_transactions_of_a_removed_topic_end_with_their_leases(group: Group) -> None:
     group.admin.delete_topics([group.topic])
     short = group.client.begin(group.poisoned, timeout=timedelta(seconds=3))
@@ -357,7 +355,6 @@ def test_a_rolling_commit_with_a_malformed_frame_ends_its_own_transaction_only(g
 # Old segments -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.long
 def test_old_segments_take_every_time_after_a_takeover(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:

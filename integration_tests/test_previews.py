@@ -10,18 +10,19 @@ from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import patient_client
 from integration_tests.coordinators import coordinator
 from integration_tests.kafka_tools import producer_config
 from integration_tests.patience import eventually
-from integration_tests.test_snapshots import OFTEN, SINGLE, abort_many, connected, found, garble
+from integration_tests.snapshot_tools import OFTEN, SINGLE, abort_many, found, garble
+from rollbridge.buffer import snapshot_topic
+from rollbridge.buffer.snapshot_topic import read_all
+from rollbridge.buffer.snapshots import index_keys
 from rollbridge.client.transaction import Transaction
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.reader import Reader
-from rollbridge.kafka import replay
-from rollbridge.kafka.snapshots import read_all
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.names import StreamName, snapshot_indexes_topic, snapshot_segments_topic
-from rollbridge.model.snapshots import index_keys
+from rollbridge.stream.names import StreamName, snapshot_indexes_topic, snapshot_segments_topic
 
 ENDED = 300
 
@@ -29,13 +30,7 @@ ENDED = 300
 @pytest.fixture(autouse=True)
 def _look_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some hundred messages are worth looking for a record that spares them."""
-    monkeypatch.setattr(replay, "_LITTLE", 50)
-
-
-@pytest.fixture
-def root(unique_name: Callable[[str], str]) -> str:
-    """A ZooKeeper root path of this test's own."""
-    return f"/{unique_name('previews')}"
+    monkeypatch.setattr(snapshot_topic, "_LITTLE", 50)
 
 
 @pytest.fixture
@@ -75,7 +70,7 @@ def write_on(transaction: Transaction, stream: str, value: bytes) -> None:
 def test_a_preview_begins_at_the_snapshots_and_shows_all_that_is_open_and_nothing_else(
     cluster: AnyCluster, root: str, stream: str, tmp_path: Path, options: dict[str, str]
 ) -> None:
-    with connected(cluster, root) as b, coordinator(cluster, root, "leader", tmp_path, **options):
+    with patient_client(cluster, root) as b, coordinator(cluster, root, "leader", tmp_path, **options):
         b.admin.create_stream(stream)
         first, doomed, done = b.begin(stream), b.begin(stream), b.begin(stream)
         for transaction in (first, doomed, done):
@@ -122,7 +117,7 @@ def test_what_was_aborted_stays_hidden_when_it_is_sent_again_and_damaged_snapsho
 ) -> None:
     name = StreamName.parse(stream)
     partition = (name.buffer_topic(), 0)
-    with connected(cluster, root) as b:
+    with patient_client(cluster, root) as b:
         with coordinator(cluster, root, "leader", tmp_path, **OFTEN):
             b.admin.create_stream(stream)
             old = b.begin(stream)

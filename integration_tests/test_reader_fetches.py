@@ -12,11 +12,11 @@ import pytest
 import rollbridge
 from integration_tests.clients import Site
 from integration_tests.patience import PATIENCE_S
+from rollbridge.base.ids import SegmentId
 from rollbridge.consumer import reader as reading
 from rollbridge.kafka.follower import Follower
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
-from rollbridge.model.position import ReadPosition
+from rollbridge.stream.names import StreamName
+from rollbridge.stream.positions import ReadPosition
 
 SEGMENT = SegmentId.of(0, 0)
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]

@@ -16,20 +16,20 @@ from integration_tests.command_line import run_cli
 from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S
+from rollbridge.base.attribution import RECORD_HEADER
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import TRANSACTION_ID_HEADER
 from rollbridge.consumer import reader as reading
 from rollbridge.consumer.records import Preview, Record
 from rollbridge.errors import CorruptDataError, InvalidRequestError, StreamNotFoundError, TruncatedError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.committed import batch_of_one
-from rollbridge.kafka.fetch_plan import Trouble
+from rollbridge.kafka.fetch_plan import FetchError
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.attribution import RECORD_HEADER
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.late import LATE_HEADER
-from rollbridge.model.names import SegmentPlaces, StreamName
-from rollbridge.model.position import ReadPosition
-from rollbridge.model.sn import TRANSACTION_ID_HEADER
+from rollbridge.stream.late import LATE_HEADER
+from rollbridge.stream.names import SegmentPlaces, StreamName
+from rollbridge.stream.positions import ReadPosition
 
 STRANGERS = 30
 
@@ -272,7 +272,7 @@ def test_what_came_before_an_error_is_handed_out_before_that_is_raised(client: r
     place = StreamName.parse(ledger).segment_topic(rollbridge.SegmentId.of(0, 0)), 0
     with client.reader(ledger) as reader:
         until(lambda: reader._fetch(0.1))
-        reader._arrived.append(Trouble(place, len(KEYS), CorruptDataError("lost"), resume=99))
+        reader._arrived.append(FetchError(place, len(KEYS), CorruptDataError("lost"), resume=99))
         found = [record.value for record in reader.consume(100, PATIENCE_S)]
         assert len(found) == len(KEYS)
         assert reader.position.offsets[rollbridge.SegmentId.of(0, 0)] >= len(KEYS)

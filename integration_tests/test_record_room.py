@@ -6,14 +6,14 @@ import pytest
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S
+from rollbridge.base.ids import TransactionId
+from rollbridge.commitlog.control import CONTROL_RECORD_BYTES_MAX, ControlKind, ControlRecord
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.errors import AppendRefusedError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, ControlKind, ControlRecord
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName
-from rollbridge_coordinator.shell.frames import control_batches, read_commit_log, read_orders
-from rollbridge_coordinator.state.streams import commit_log_topic_spec
+from rollbridge.stream.names import GroupName
+from rollbridge_coordinator.core.frame_reader import control_batches, read_commit_log, read_orders
+from rollbridge_coordinator.core.stream_state import commit_log_topic_spec
 
 
 def batch_of(counter: int, size: int) -> bytes:

@@ -1,5 +1,5 @@
-"""Kafka restored from its volumes, and ZooKeeper from an older backup: the way that docs/running.md describes, step by
-step."""
+"""Kafka restored from its volumes, and ZooKeeper from an older backup: the way of docs/backup-and-repair.md,
+step by step."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 import rollbridge
 from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, until
+from rollbridge.base.sn import EMPTY
 from rollbridge.cli.main import main
 from rollbridge.errors import RollbridgeError
-from rollbridge.model.sn import EMPTY
 
 ROOT = "/restored"
 STREAM, ACCOUNTS = "volumes/orders", "volumes/accounts"
@@ -83,7 +83,6 @@ def values_of(client: rollbridge.Bridge, stream: str) -> list[str]:
         return sorted((record.value or b"").decode() for record in reader)
 
 
-@pytest.mark.long
 def test_what_stood_on_the_volumes_is_served_again_and_nothing_of_it_twice(
     volumes: Volumes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +111,7 @@ def test_what_stood_on_the_volumes_is_served_again_and_nothing_of_it_twice(
             written = done()
         site.stop_coordinator()
 
-        # The steps of docs/running.md, "Restore both so".
+        # The steps of docs/backup-and-repair.md, "Restore both so".
         cluster.kill("kafka")
         cluster.kill("zookeeper")
         volumes.restore("zookeeper")

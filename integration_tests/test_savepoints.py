@@ -17,7 +17,7 @@ from confluent_kafka import TopicPartition
 import rollbridge
 from integration_tests.adapter_tools import stored_offsets
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site
+from integration_tests.clients import Site, patient_client
 from integration_tests.coordinators import coordinator
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
@@ -29,9 +29,9 @@ from rollbridge.errors import (
     StreamNotFoundError,
     TransactionRefusedError,
 )
-from rollbridge.model.names import GroupName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName
 
 WORKER = Path(__file__).with_name("savepoint_worker.py")
 
@@ -243,7 +243,7 @@ def test_savepoints_and_joined_streams_survive_killed_leaders(
             name: stack.enter_context(coordinator(cluster, root, name, tmp_path, **settings))
             for name in ("one", "two", "three")
         }
-        b = stack.enter_context(connected(cluster, root, "over-leaders"))
+        b = stack.enter_context(patient_client(cluster, root, "over-leaders"))
         session = stack.enter_context(ZooKeeperSession(cluster.zookeeper, root=root))
         group = GroupName(scope)
 
@@ -283,17 +283,6 @@ def test_savepoints_and_joined_streams_survive_killed_leaders(
         place = b.reader(orders, follow=False)
         assert [record.value for record in place] == [b"%d" % number for number in range(20)]
         assert [record.value for record in b.reader(payments, follow=False)] == [b"after"]
-
-
-def connected(cluster: AnyCluster, root: str, name: str) -> rollbridge.Bridge:
-    """A client that waits for takeovers on a slow machine."""
-    return rollbridge.connect(
-        cluster.bootstrap_servers,
-        zookeeper=cluster.zookeeper,
-        zookeeper_root=root,
-        client_name=name,
-        options=rollbridge.ClientOptions(admin_timeout_s=60),
-    )
 
 
 def test_a_stream_joins_only_if_it_could_have_been_named_at_the_begin(

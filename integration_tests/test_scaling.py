@@ -22,9 +22,9 @@ from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge import ScalingPolicy
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.epochs import EpochCause
-from rollbridge.model.names import GroupName
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.epochs import EpochCause
+from rollbridge.stream.names import GroupName
 
 SHORT = {
     "ROLLBRIDGE_COORDINATOR_SCALING_CHECK_MS": "100",

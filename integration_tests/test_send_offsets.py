@@ -250,7 +250,6 @@ consumer.close()
 """
 
 
-@pytest.mark.long
 def test_consume_transform_produce_is_exactly_once_whoever_dies(
     cluster: AnyCluster, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:

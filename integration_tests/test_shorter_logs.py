@@ -17,28 +17,27 @@ from integration_tests.clients import Site
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.spark_tools import options_of
 from rollbridge import EMPTY, SN
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline
+from rollbridge.base.ids import SegmentId
 from rollbridge.errors import CasWriteError, TransactionRefusedError, TruncatedError
-from rollbridge.kafka import tail
 from rollbridge.kafka.batches import complete_batches, parse_header
 from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError, LogReader
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.segment_tail import SegmentTail, ask
-from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import GroupName, SegmentPlaces, StreamName
-from rollbridge.model.partitioners import KeySpace
 from rollbridge.spark import source, transactions
 from rollbridge.spark.planning import LogOffset, StreamOffset
-from rollbridge.spark.schema import schema_of
-from rollbridge.writer.search import OwnBatches
+from rollbridge.spark.settings import schema_of
+from rollbridge.stream.conditions import Condition, Scope
+from rollbridge.stream.keyspace import KeySpace
+from rollbridge.stream.names import GroupName, SegmentPlaces, StreamName
+from rollbridge.stream.reading import KeyLineage
+from rollbridge.writer.sender import OwnBatches
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.shell.outlook import Outlook
-from rollbridge_coordinator.state.effects import Found, Query
+from rollbridge_coordinator.core import frame_reader
+from rollbridge_coordinator.core.condition_reader import ConditionReader
+from rollbridge_coordinator.core.effects import Found, Query
 
-pytestmark = pytest.mark.long
 EVERYTHING = ReadAllAvailable()
 STREAM = "shorter/orders"
 SEGMENT = SegmentId.of(0, 0)
@@ -217,11 +216,13 @@ def test_a_leader_forgets_what_a_log_has_lost_although_it_is_as_long_again(site:
         client.admin.create_stream(STREAM)
         with client.cas_writer(STREAM) as writer:
             first = writer.write(b"k", b"first", expected=EMPTY, scope="key")
-        course = KeyLineage(client.admin.history(STREAM), KeySpace().position(b"k"))
+        lineage = KeyLineage(client.admin.history(STREAM), KeySpace().position(b"k"))
     grow(site, [(b"other", b"lost")] * 10)
-    outlook = Outlook(CoordinatorSettings(bootstrap_servers=cluster.bootstrap_servers, zookeeper=cluster.zookeeper))
+    outlook = ConditionReader(
+        CoordinatorSettings(bootstrap_servers=cluster.bootstrap_servers, zookeeper=cluster.zookeeper)
+    )
     condition = Condition(first, Scope.KEY, b"k")
-    query = Query(SegmentPlaces(StreamName.parse(STREAM)), course, condition, since=None, end=None, own=())
+    query = Query(SegmentPlaces(StreamName.parse(STREAM)), lineage, condition, since=None, end=None, own=())
     assert outlook.look([query]) == [Found(first, 12)]
     cluster.cut_log(TOPIC, 4)
     grow(site, [(b"k", b"theirs"), *[(b"other", b"new")] * 7])
@@ -277,7 +278,7 @@ def test_who_follows_a_log_notices_that_it_has_lost_its_end_and_grown_again(site
     with site.connect() as client:
         client.admin.create_stream(STREAM)
     grow(site, [(b"k", b"%d" % number) for number in range(6)])
-    with closing(tail.Tail(cluster.bootstrap_servers, {})) as follower:
+    with closing(frame_reader.Tail(cluster.bootstrap_servers, {})) as follower:
         follower.assign({(TOPIC, 0): 0})
         found: list[int] = []
 
@@ -329,7 +330,7 @@ def test_who_goes_on_for_another_notices_that_a_log_has_lost_what_that_one_had_r
     with site.connect() as client:
         client.admin.create_stream(STREAM)
     grow(site, [(b"k", b"%d" % number) for number in range(6)])
-    with closing(tail.Tail(cluster.bootstrap_servers, {})) as standby:
+    with closing(frame_reader.Tail(cluster.bootstrap_servers, {})) as standby:
         standby.assign({partition: 0})
         read: list[int] = []
 
@@ -341,7 +342,7 @@ def test_who_goes_on_for_another_notices_that_a_log_has_lost_what_that_one_had_r
         known = dict(standby.epochs)
     cluster.cut_log(TOPIC, 3)
     grow(site, [(b"k", b"other")] * 9)
-    with closing(tail.Tail(cluster.bootstrap_servers, {})) as leader:
+    with closing(frame_reader.Tail(cluster.bootstrap_servers, {})) as leader:
         leader.assign({partition: 6}, known)
         with pytest.raises(LogDivergedError):
             eventually(lambda: list(leader.poll(0.1)), "something is handed out, or refused")

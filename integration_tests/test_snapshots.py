@@ -2,71 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import patient_client
 from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator
-from integration_tests.kafka_tools import producer_config
 from integration_tests.patience import PATIENCE_S, eventually
+from integration_tests.snapshot_tools import OFTEN, SINGLE, abort_many, found, garble, stream
+from rollbridge.buffer.snapshot_topic import BufferSnapshot, SnapshotReader
+from rollbridge.buffer.snapshots import index_keys
 from rollbridge.cli.common import ExitCode
-from rollbridge.config import ConnectionSettings
-from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader
-from rollbridge.model.names import StreamName, snapshot_indexes_topic
-from rollbridge.model.snapshots import index_keys
+from rollbridge.stream.names import StreamName, snapshot_indexes_topic
+
+__all__ = ["stream"]
 
 ABORTS = 300
-PREFIX = "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_"
-OFTEN = {
-    f"{PREFIX}SNAPSHOT_SEGMENT_SIZE": "1024",
-    f"{PREFIX}SNAPSHOT_MAX_TRANSACTION_COUNT": "50",
-    f"{PREFIX}SNAPSHOT_MIN_TIME_IN_MILLIS": "200",
-    f"{PREFIX}SNAPSHOT_REPLAY_MAX": "100",
-    # Snapshots are about what stands in the buffers, which these tests therefore keep.
-    "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": str(24 * 3600 * 1000),
-}
-SINGLE = {**OFTEN, f"{PREFIX}SEGMENTED_SNAPSHOT_ENABLED": "false"}
-
-
-@pytest.fixture
-def root(unique_name: Callable[[str], str]) -> str:
-    """A ZooKeeper root path of this test's own."""
-    return f"/{unique_name('snapshots')}"
-
-
-@pytest.fixture
-def stream(unique_name: Callable[[str], str]) -> str:
-    """The name of a stream in a scope of its own."""
-    return f"{unique_name('snapshots')}/orders"
-
-
-def connected(cluster: AnyCluster, root: str) -> rollbridge.Bridge:
-    options = rollbridge.ClientOptions(admin_timeout_s=60)
-    return rollbridge.connect(
-        cluster.bootstrap_servers, zookeeper=cluster.zookeeper, zookeeper_root=root, options=options
-    )
-
-
-def abort_many(b: rollbridge.Bridge, stream: str, count: int) -> None:
-    """Abort transactions, and return when all of them have ended."""
-    for number in range(count):
-        txn = b.begin(stream)
-        txn.write(stream, key=b"%d" % number, value=b"never seen")
-        txn.abort()
-
-
-def found(b: rollbridge.Bridge, stream: str) -> BufferSnapshot:
-    """The snapshot of a stream's only buffer partition."""
-    settings: ConnectionSettings = b.settings
-    [only] = SnapshotReader(settings.bootstrap_servers, settings.kafka, StreamName.parse(stream).scope).of(
-        b.admin.describe(stream).config
-    )
-    return only
 
 
 def faults(b: rollbridge.Bridge, stream: str) -> list[str]:
@@ -93,12 +47,17 @@ def _segments(item: BufferSnapshot) -> tuple[int, ...]:
     return () if item.snapshot is None else tuple(index.sequence_id for index in item.snapshot.indexes)
 
 
+def _generation(b: rollbridge.Bridge, stream: str) -> int:
+    snapshot = found(b, stream).snapshot
+    return 0 if snapshot is None else snapshot.generation
+
+
 @pytest.mark.long
 def test_a_leader_goes_on_from_snapshots_in_either_format_and_makes_damaged_ones_anew(
     cluster: AnyCluster, root: str, stream: str, tmp_path: Path
 ) -> None:
     scope = StreamName.parse(stream).scope
-    with connected(cluster, root) as b:
+    with patient_client(cluster, root) as b:
         with coordinator(cluster, root, "first", tmp_path, **OFTEN) as first:
             b.admin.create_stream(stream)
             long = b.begin(stream)
@@ -118,9 +77,9 @@ def test_a_leader_goes_on_from_snapshots_in_either_format_and_makes_damaged_ones
             more = long.write(stream, key=b"long", value=b"longer")
             long.commit()
             assert (written.result(120).offset, more.result(120).offset) == (0, 1)
+            until = before.snapshot.generation
+            eventually(lambda: _generation(b, stream) > until, "it goes on where the first one ended")
             after = await_snapshot(b, stream, ABORTS, "segmented", 1)
-            assert after.snapshot is not None
-            assert after.snapshot.generation > before.snapshot.generation, "it went on where the first one ended"
             assert _segments(after) == _segments(before)
             eventually(lambda: found(b, stream).tail == 0, "the end of the long transaction is in the snapshot")
             assert found(b, stream).ongoing is None
@@ -137,7 +96,7 @@ def test_a_leader_goes_on_from_snapshots_in_either_format_and_makes_damaged_ones
 def test_the_format_is_changed_there_and_back_without_loss(
     cluster: AnyCluster, root: str, stream: str, tmp_path: Path
 ) -> None:
-    with connected(cluster, root) as b:
+    with patient_client(cluster, root) as b:
         with coordinator(cluster, root, "segmented", tmp_path, **OFTEN):
             b.admin.create_stream(stream)
             abort_many(b, stream, ABORTS)
@@ -151,23 +110,10 @@ def test_the_format_is_changed_there_and_back_without_loss(
             assert faults(b, stream) == []
 
 
-def garble(cluster: AnyCluster, topic: str, keys: tuple[bytes, ...]) -> None:
-    """Write what is no snapshot under some keys, as nobody should."""
-    lost: list[object] = []
-    producer = Producer(producer_config(cluster.bootstrap_servers))
-    for key in keys:
-        producer.produce(
-            topic, key=key, value=b"\1garbage", on_delivery=lambda error, _: lost.append(error) if error else None
-        )
-    assert producer.flush(120) == 0
-    assert not lost
-
-
-@pytest.mark.long
 def test_snapshots_on_the_command_line(cluster: AnyCluster, root: str, stream: str, tmp_path: Path) -> None:
     cli = Cli(cluster, root)
     scope = StreamName.parse(stream).scope
-    with connected(cluster, root) as b, coordinator(cluster, root, "leader", tmp_path, **OFTEN):
+    with patient_client(cluster, root) as b, coordinator(cluster, root, "leader", tmp_path, **OFTEN):
         b.admin.create_stream(stream)
         assert [item["format"] for item in cli.json("snapshot", "list", "--scope", scope)] == ["none"]
         missing = cli("snapshot", "verify", stream)

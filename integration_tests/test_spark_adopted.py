@@ -17,12 +17,12 @@ from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.spark_crash import CRASH
 from integration_tests.spark_driver import await_batch, start_numbers
+from integration_tests.spark_rows import ROWS, driver
 from integration_tests.spark_tools import options_of
-from integration_tests.test_spark_sink import ROWS, driver
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.partitioners import Partitioner, native_partition
 from rollbridge.spark import source
+from rollbridge.stream.keyspace import Partitioner, native_partition
 
 pytest.importorskip("pyspark")
 
@@ -290,7 +290,6 @@ def test_a_query_does_not_go_on_in_a_topic_that_was_created_anew(
         reader.stop()
 
 
-@pytest.mark.long
 def test_each_row_once_in_an_adopted_topic_wherever_the_driver_dies(
     spark: SparkSession, site: Site, client: rollbridge.Bridge, topic: str, stock: StockQuery, tmp_path: Path
 ) -> None:

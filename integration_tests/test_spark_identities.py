@@ -14,14 +14,12 @@ from integration_tests.clients import until
 from integration_tests.command_line import run_cli
 from integration_tests.secured import Secured, kafka_security, password, secured_cluster, zookeeper_security
 from integration_tests.spark_driver import await_batch, start_numbers
-from rollbridge.model import paths
-from rollbridge.model.access import coordinator, writer
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.access import coordinator, writer
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName, StreamName
 
 pytest.importorskip("pyspark")
-
-pytestmark = pytest.mark.long
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,7 +26,6 @@ def run_in_time(path: Path, environment: dict[str, str], folder: Path) -> str:
     return run_program(path, environment, folder)
 
 
-@pytest.mark.long
 @pytest.mark.timeout(2400)  # four JVMs, on a machine with much to do
 def test_programs_on_spark_run_twice_in_any_order(tmp_path: Path) -> None:
     with new_cluster() as cluster:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +18,10 @@ from integration_tests.coordinators import coordinator
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.spark_crash import CRASH, PAUSE, PAUSED
 from integration_tests.spark_driver import await_batch, start_numbers
+from integration_tests.spark_rows import ROWS, driver
 from integration_tests.spark_tools import options_of
+from rollbridge.base.ids import TransactionId
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.ids import TransactionId
-from spark_examples.demo.on_spark import kill_driver
 
 pytest.importorskip("pyspark")
 
@@ -33,8 +29,6 @@ from pyspark.errors import StreamingQueryException
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-ROWS = 50
 
 
 def numbers_in(site: Site, stream: str) -> list[int]:
@@ -85,7 +79,6 @@ def test_a_batch_job_is_one_transaction_of_several_streams(
         assert message.timestamp()[1] == 1_700_000_000_000 + number
 
 
-@pytest.mark.long
 def test_every_row_once_wherever_the_driver_stands_still_or_dies(
     spark: SparkSession, site: Site, client: rollbridge.Bridge, orders: str, tmp_path: Path
 ) -> None:
@@ -125,26 +118,6 @@ def test_every_row_once_wherever_the_driver_stands_still_or_dies(
     check_whole_batches(site, orders, done + 6)
 
 
-@contextmanager
-def driver(options: Mapping[str, str], checkpoint: str, logs: Path, **points: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A driver in a process of its own with crash points, which logs to ``driver.log``."""
-    arguments = {"options": {**options, **points}, "checkpoint": checkpoint, "rows": ROWS, "batches": 1_000}
-    with (logs / "driver.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "integration_tests.spark_driver", json.dumps(arguments)],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            kill_driver(process.pid)
-            process.wait(PATIENCE_S)
-
-
-@pytest.mark.long
 def test_every_row_once_while_the_stream_is_scaled_and_the_coordinator_is_killed(
     spark: SparkSession, site: Site, client: rollbridge.Bridge, orders: str, tmp_path: Path
 ) -> None:
@@ -168,7 +141,6 @@ def test_every_row_once_while_the_stream_is_scaled_and_the_coordinator_is_killed
     assert client.admin.history(orders).active.epoch >= 2
 
 
-@pytest.mark.long
 def test_a_task_that_is_killed_in_the_middle_leaves_nothing_behind(
     spark: SparkSession, site: Site, orders: str, tmp_path: Path, topic_prefix: str
 ) -> None:
@@ -206,7 +178,6 @@ def dying_once(spark: SparkSession, mark: Path) -> DataFrame:
     return rows.selectExpr("string(id % 7) AS key", "string(id) AS value")
 
 
-@pytest.mark.long
 def test_of_two_queries_with_one_client_name_the_older_one_ends(
     spark: SparkSession, site: Site, orders: str, payments: str, tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:
@@ -285,7 +256,6 @@ def test_a_replay_with_other_rows_ends_the_query_and_writes_nothing(
     assert numbers_in(site, orders) == list(range(10, 40))
 
 
-@pytest.mark.long
 def test_a_replay_of_the_same_rows_in_another_order_and_partitioning_goes_on(
     spark: SparkSession, site: Site, orders: str, tmp_path: Path
 ) -> None:
@@ -302,7 +272,6 @@ def test_a_replay_of_the_same_rows_in_another_order_and_partitioning_goes_on(
     assert numbers_in(site, orders) == list(range(10, 40))
 
 
-@pytest.mark.long
 def test_a_replay_that_has_no_rows_any_more_is_another_one_and_may_be_trusted(
     spark: SparkSession, site: Site, orders: str, tmp_path: Path
 ) -> None:
@@ -321,7 +290,6 @@ def test_a_replay_that_has_no_rows_any_more_is_another_one_and_may_be_trusted(
     assert numbers_in(site, orders) == list(range(10, 30))
 
 
-@pytest.mark.long
 def test_a_replay_is_compared_wherever_the_driver_has_died(
     spark: SparkSession, site: Site, orders: str, tmp_path: Path
 ) -> None:
@@ -344,7 +312,6 @@ def test_a_replay_is_compared_wherever_the_driver_has_died(
     check_whole_batches(site, orders, 3)
 
 
-@pytest.mark.long
 def test_more_tasks_than_a_commit_can_name_are_refused_before_they_write(
     spark: SparkSession, site: Site, client: rollbridge.Bridge, scope: str
 ) -> None:
@@ -359,28 +326,28 @@ def test_more_tasks_than_a_commit_can_name_are_refused_before_they_write(
     assert numbers_in(site, stream) == [0, tasks - 1]
 
 
-def _long(name: str, *values: object) -> object:
-    return pytest.param(*values, id=name, marks=pytest.mark.long)
+def _named(name: str, *values: object) -> object:
+    return pytest.param(*values, id=name)
 
 
 @pytest.mark.parametrize(
     ("rows", "more", "complaint"),
     [
-        _long("unknown stream", "string(id) AS value", {"stream": "nobody/nothing"}, "no scope nobody"),
-        _long("another group", "string(id) AS value", {"group": "other/group"}, "belongs to group"),
+        _named("unknown stream", "string(id) AS value", {"stream": "nobody/nothing"}, "no scope nobody"),
+        _named("another group", "string(id) AS value", {"group": "other/group"}, "belongs to group"),
         pytest.param(
             "repeat('x', IF(id = 7, 2000000, 1)) AS value",
             {},
             r"row 2 of partition 1 cannot be written: it takes 2000",
             id="too large",
         ),
-        _long(
+        _named(
             "null stream",
             "string(id) AS value, IF(id = 3, NULL, '{stream}') AS topic",
             {"stream": "{stream},{other}"},
             "topic is null",
         ),
-        _long("wrong type", "id AS value", {}, "column value is bigint"),
+        _named("wrong type", "id AS value", {}, "column value is bigint"),
         pytest.param(
             "string(id) AS value",
             {"strem": "x", "zookeeper": ""},
@@ -400,7 +367,6 @@ def test_bad_input_is_refused_and_nothing_is_written(
     assert site.committed(orders) == site.committed(ledger) == []
 
 
-@pytest.mark.long
 def test_without_a_coordinator_the_commit_is_not_known_and_the_next_run_finds_out(
     spark: SparkSession, site: Site, orders: str, unique_name: Callable[[str], str]
 ) -> None:

@@ -23,7 +23,6 @@ def environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.long
 def test_a_backfill_is_one_transaction_beside_live_traffic(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -33,7 +32,6 @@ def test_a_backfill_is_one_transaction_beside_live_traffic(
     assert capsys.readouterr().out.count("  ok: ") == 3
 
 
-@pytest.mark.long
 def test_flights_are_there_once_although_the_driver_is_killed(
     spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -19,7 +19,8 @@ from integration_tests.grown_streams import KEYS, grow, grow_narrowly, write
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import eventually
 from integration_tests.spark_tools import options_of
-from rollbridge.client.runtime import ClientOptions
+from rollbridge.base.ids import SegmentId
+from rollbridge.config import ClientOptions
 from rollbridge.errors import (
     GroupMismatchError,
     InvalidRequestError,
@@ -27,11 +28,10 @@ from rollbridge.errors import (
     RollbridgeError,
     TruncatedError,
 )
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
 from rollbridge.spark import source, transactions
 from rollbridge.spark.settings import read_source
 from rollbridge.spark.source import DriverConnection
+from rollbridge.stream.names import StreamName
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -151,7 +151,6 @@ def topic_of(stream: str, number: int, epoch: int) -> str:
     return StreamName.parse(stream).segment_topic(SegmentId.of(number, epoch))
 
 
-@pytest.mark.long
 def test_columns_are_those_of_the_library_and_of_sparks_own_source(
     client: rollbridge.Bridge, orders: str, load: Load, spark: SparkSession, site: Site
 ) -> None:
@@ -210,7 +209,6 @@ def test_a_batch_begins_and_ends_where_it_is_told_to(client: rollbridge.Bridge, 
     assert len(source.batch_reader(given, source.schema(given)).partitions()) > 3
 
 
-@pytest.mark.long
 def test_a_query_keeps_the_order_of_every_key_across_scales_restarts_and_limits(
     client: rollbridge.Bridge, orders: str, query: Query, here: Here
 ) -> None:
@@ -242,7 +240,6 @@ def test_late_commits_that_roll_a_part_of_a_stream_keep_the_order_of_every_key(
     assert by_key(rows) == expected
 
 
-@pytest.mark.long
 def test_running_queries_see_what_is_committed_and_new_epochs_ours_and_sparks_own(
     client: rollbridge.Bridge, orders: str, query: Query, spark: SparkSession, site: Site, tmp_path: Path
 ) -> None:
@@ -287,7 +284,6 @@ def test_running_queries_see_what_is_committed_and_new_epochs_ours_and_sparks_ow
     assert (ours.exception(), own.exception()) == (None, None)
 
 
-@pytest.mark.long
 def test_transactions_are_rows_in_the_order_of_commits(
     client: rollbridge.Bridge, orders: str, payments: str, spark: SparkSession, site: Site, here: Here, tmp_path: Path
 ) -> None:
@@ -366,7 +362,6 @@ def test_the_place_in_the_commit_log_is_kept_from_batch_to_batch(
     assert sum(len(rows) for rows, _ in steps) == 3 * len(KEYS)
 
 
-@pytest.mark.long
 def test_what_can_not_be_read_is_refused_and_says_why(
     client: rollbridge.Bridge, orders: str, payments: str, load: Load, here: Here, site: Site
 ) -> None:

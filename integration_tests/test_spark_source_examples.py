@@ -19,7 +19,6 @@ def environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.long
 def test_consume_transform_produce_is_exactly_once_across_scales(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -27,7 +26,6 @@ def test_consume_transform_produce_is_exactly_once_across_scales(
     assert capsys.readouterr().out.count("  ok: ") == 3
 
 
-@pytest.mark.long
 def test_a_change_feed_has_every_transaction_whole_and_in_the_order_of_commits(
     spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

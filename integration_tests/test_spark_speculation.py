@@ -28,8 +28,6 @@ pyspark = pytest.importorskip("pyspark")
 if TYPE_CHECKING:
     import pyarrow as pa
 
-pytestmark = pytest.mark.long
-
 ROOT = Path(__file__).parents[1]
 HOSTS = ("127.0.0.2", "127.0.0.3")
 ROWS, TASKS, SLOW = 400, 4, 3

@@ -11,10 +11,10 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator, until
 from integration_tests.patience import PATIENCE_S
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_coordinator.state.succession import first_choice
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge_coordinator.daemon.succession import first_choice
 from rollbridge_devcluster.state import free_port
 
 COMMITS, ABORTS = 20, 300
@@ -68,9 +68,7 @@ def test_a_standby_takes_over_from_what_it_has_read(
         assert result.records == 2
         assert b.outcome(gone[-1][0].id).aborted
         log = (tmp_path / f"{standby}.log").read_text()
-        found = re.search(
-            r"(\d+) open transactions, took over in [0-9.]+ s, read (\d+) messages behind a warm tail", log
-        )
+        found = re.search(r"open_txns=(\d+) took_s=[0-9.]+ messages_read=(\d+) standby=warm", log)
         assert found is not None, log
         assert found[1] == "1"
         assert int(found[2]) < 10

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,22 +16,20 @@ from integration_tests.clients import Site, until
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.synchronizer_worker import Entries, share, work
 from rollbridge import ANY, EMPTY, SN, Codec, Synchronizer
+from rollbridge.base.ids import SegmentId
+from rollbridge.cas.shared_state import MARK_HEADER
 from rollbridge.errors import (
     CasOutcomeUnknownError,
     ConflictError,
-    CorruptDataError,
     InvalidRequestError,
     RecordTooLargeError,
     StreamNotFoundError,
-    TruncatedError,
     UnavailableError,
 )
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.synchronizer import MARK_HEADER
+from rollbridge.stream.keyspace import KeySpace
+from rollbridge.stream.names import StreamName
 from spark_examples.demo.competing import finish, kill, start
 
 KEY = b"state"
@@ -208,15 +206,6 @@ def test_records_of_other_keys_are_found_in_whatever_is_continued(client: rollbr
             assert b"of somebody else" in [record.value for record in reader]
 
 
-def test_a_new_key_has_no_beginning_where_the_log_was_cut_off(client: rollbridge.Bridge, ledger: str) -> None:
-    with opened(client, ledger) as one:
-        one.update(add(b"a"))
-        one.compact(truncate=True)
-    with pytest.raises(TruncatedError, match="begin anew under another key"):
-        opened(client, ledger, b"another")
-
-
-@pytest.mark.long
 def test_processes_that_race_end_with_the_same_state(
     site: Site, client: rollbridge.Bridge, ledger: str, tmp_path: Path
 ) -> None:
@@ -265,12 +254,6 @@ def test_threads_share_one_synchronizer(client: rollbridge.Bridge, ledger: str) 
 # When things fail ---------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def proxy(site: Site, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    with FaultProxy(site.cluster.bootstrap_servers) as proxy, proxy.in_between(monkeypatch):
-        yield proxy
-
-
 def test_a_lost_answer_is_looked_into(site: Site, client: rollbridge.Bridge, ledger: str, proxy: FaultProxy) -> None:
     with client.synchronizer(ledger, KEY, b"", concatenate, timeout=5) as one:
         one.update(add(b"a"))
@@ -290,7 +273,6 @@ def test_a_lost_answer_is_looked_into(site: Site, client: rollbridge.Bridge, led
     assert values(site, ledger) == [b"", b"a", b"b", b"ab", b"c", b"d", b"e"]
 
 
-@pytest.mark.long
 def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next_fetch(
     site: Site, client: rollbridge.Bridge, ledger: str, proxy: FaultProxy
 ) -> None:
@@ -306,7 +288,6 @@ def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next
         assert late.state == (b"ab" if found else b"a")
 
 
-@pytest.mark.long
 def test_a_transaction_that_stays_open_for_too_long_is_said_so(
     site: Site, client: rollbridge.Bridge, ledger: str
 ) -> None:
@@ -347,33 +328,6 @@ def test_an_update_that_apply_refuses_is_not_written(site: Site, client: rollbri
 
 
 # Bad input ----------------------------------------------------------------------------------------------------------
-
-
-def test_a_foreign_record_under_the_key_is_said_and_the_state_stays(client: rollbridge.Bridge, ledger: str) -> None:
-    with opened(client, ledger) as one, client.writer(ledger) as foreign:
-        one.update(add(b"a"))
-        foreign.write(KEY, b"not mine").result(120)
-        for attempt in (one.fetch, lambda: one.update(add(b"b")), one.compact):
-            with pytest.raises(CorruptDataError, match="not written by a synchronizer"):
-                attempt()
-        assert one.state == b"a"
-        with pytest.raises(CorruptDataError, match="not written by a synchronizer"):
-            opened(client, ledger)
-
-
-def test_a_corrupt_record_under_the_key_is_said(client: rollbridge.Bridge, ledger: str) -> None:
-    with client.cas_writer(ledger) as writer:
-        writer.write(KEY, b"{", expected=EMPTY, headers=[(MARK_HEADER, b"1 snapshot")])
-    with pytest.raises(CorruptDataError, match=r"snapshot at 0-0:0:0 cannot be decoded"):
-        client.synchronizer(ledger, KEY, 0, lambda state, _: state, states=Codec.json())
-
-
-def test_a_snapshot_that_is_no_snapshot_is_said(client: rollbridge.Bridge, ledger: str) -> None:
-    with client.cas_writer(ledger) as writer:
-        writer.write(b"other", b"", expected=EMPTY)
-        writer.write(KEY, b"a", expected=ANY, headers=[(MARK_HEADER, b"1 update 0-0:0:0")])
-    with pytest.raises(CorruptDataError, match=r"no snapshot at 0-0:0:0"):
-        opened(client, ledger)
 
 
 def test_a_state_that_fits_into_no_record_is_refused(site: Site, client: rollbridge.Bridge, scope: str) -> None:

@@ -13,15 +13,14 @@ from integration_tests.bombs import bomb, misnumbered
 from integration_tests.clients import Site
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import eventually
+from rollbridge.buffer.frames import PieceKey
+from rollbridge.buffer.state import FrameRef
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import follower
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder, Compression
-from rollbridge.kafka.tail import AT_ONCE, Tail, TailMessage
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.frames import PieceKey
-from rollbridge.model.pieces import FrameRef
-from rollbridge_coordinator.shell.frames import FrameReader
+from rollbridge_coordinator.core.frame_reader import AT_ONCE, FrameReader, Tail, TailMessage
 
 
 @pytest.fixture

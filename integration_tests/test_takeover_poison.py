@@ -25,11 +25,11 @@ from integration_tests.command_line import run_cli
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model import paths
-from rollbridge.model.changes import BUFFER_LOST, FORMAT_NEWER, METADATA_UNREADABLE
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.changes import BUFFER_LOST, FORMAT_NEWER, METADATA_UNREADABLE
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName, StreamName
 
 
 class Place:

@@ -13,7 +13,7 @@ from integration_tests.grown_streams import KEYS, grow
 from integration_tests.kafka_tools import produce
 from rollbridge.errors import InvalidNameError, InvalidRequestError, NotFoundError, TruncatedError
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.names import StreamName
+from rollbridge.stream.names import StreamName
 
 
 def scope_of(stream: str) -> str:

@@ -13,7 +13,11 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, consumer_of, read_and_commit
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import ANY, DLSN, EMPTY, SN
+from rollbridge.buffer.frames import PieceKey
+from rollbridge.buffer.state import FrameRef
 from rollbridge.consumer import group as membership
 from rollbridge.errors import (
     CasOutcomeUnknownError,
@@ -29,14 +33,10 @@ from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.segment_tail import LineageTails, ask
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.frames import PieceKey
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import SegmentPlaces, StreamName
-from rollbridge.model.pieces import FrameRef
-from rollbridge.model.position import ReadPosition
-from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
-from rollbridge_coordinator.shell.frames import FrameReader
+from rollbridge.stream.names import SegmentPlaces, StreamName
+from rollbridge.stream.positions import ReadPosition
+from rollbridge.stream.reading import KeyLineage
+from rollbridge_coordinator.core.frame_reader import FrameReader
 
 SETTINGS = {
     "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": "100",
@@ -226,14 +226,14 @@ def test_who_has_not_heard_that_a_segment_was_removed_does_not_say_that_nothing_
     end = old.sealed_end(SegmentId.of(0, 0))
     assert end is not None
     assert not old.removed, "that is not known yet"
-    tails, course = LineageTails(SegmentPlaces(StreamName.parse(ledger)).of), KeyLineage(old, 0.5)
+    tails, lineage = LineageTails(SegmentPlaces(StreamName.parse(ledger)).of), KeyLineage(old, 0.5)
     deadline = Deadline(PATIENCE_S)
     with Cluster(site.cluster.bootstrap_servers) as brokers:
         reader = LogReader(brokers, unknown_topic_timeout_s=0.5)
-        assert ask(tails.last(course, None, 0), reader, deadline) == ANY
+        assert ask(tails.last(lineage, None, 0), reader, deadline) == ANY
         for known in (tails, LineageTails(SegmentPlaces(StreamName.parse(ledger)).of)):
-            assert ask(known.last(course, b"k", 0), reader, deadline) == ANY
-            behind = ask(known.last(course, b"k", 0, end - 1), reader, deadline)
+            assert ask(known.last(lineage, b"k", 0), reader, deadline) == ANY
+            behind = ask(known.last(lineage, b"k", 0, end - 1), reader, deadline)
             assert behind == EMPTY, "nothing stood behind that"
 
 
@@ -247,9 +247,9 @@ def test_of_a_write_that_was_truncated_nobody_says_that_it_was_not_written(
         assert writer.outcome(token) == second
         client.admin.truncate(ledger, "latest")
         for asking in (writer, client.cas_writer(ledger)):
-            with pytest.raises(TruncatedError, match="nobody can tell"):
+            with pytest.raises(TruncatedError, match="is unknown"):
                 asking.outcome(token)
-            with pytest.raises(CasOutcomeUnknownError, match="nobody will be able to say"):
+            with pytest.raises(CasOutcomeUnknownError, match="unknown, and cannot be determined"):
                 asking.write(b"a", b"second", expected=first, token=token)
         third = writer.write(b"a", b"third", expected=ANY)
         later = writer.token(b"a", expected=third)
@@ -280,7 +280,7 @@ def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others
     reader = consumer(named)
     assert read_and_commit(reader, b"6") == [b"%d" % number for number in range(7)]
     reader.close()
-    with pytest.raises(ConflictError, match="below offset 1 and not below 3"):
+    with pytest.raises(ConflictError, match="up to offset 1 and not up to 3"):
         client.admin.truncate(ledger, "latest")
     client.admin.truncate(ledger, "2-2:1:0")
     assert values(client, ledger) == [b"7", b"8"]

@@ -15,8 +15,7 @@ import pytest
 
 from integration_tests.patience import PATIENCE_S
 from integration_tests.secured import AUTHORITY, CERTIFICATES, SERVER
-from rollbridge.security.kafka import Security
-from rollbridge.security.zookeeper import ZooKeeperSecurity
+from rollbridge.base.security import Security, ZooKeeperSecurity
 
 STRANGER = CERTIFICATES / "stranger.pem"
 Connect = Callable[[dict[str, str], tuple[str, int]], socket.socket]

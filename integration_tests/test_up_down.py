@@ -22,7 +22,7 @@ from integration_tests.kafka_tools import create_topic, produce, read_all
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.doctor import probes
-from rollbridge.model.health import NO_COORDINATOR
+from rollbridge.metadata.changes import NO_COORDINATOR
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.state import free_port
 
@@ -96,7 +96,6 @@ def only(found: Sequence[psutil.Process]) -> psutil.Process:
     return process
 
 
-@pytest.mark.long
 def test_the_life_of_a_cluster(shell: Shell) -> None:
     """Up, used, up again, broken, repaired, stopped, and up again with its data."""
     nothing = shell("status")
@@ -164,7 +163,6 @@ def test_the_life_of_a_cluster(shell: Shell) -> None:
     assert processes.find(shell.home) == {}
 
 
-@pytest.mark.long
 def test_with_coordinators(shell: Shell) -> None:
     started = shell("up", "--coordinators", "2", "--kafka-heap", "300m", "--json")
     assert started.code == 0, started.err
@@ -189,7 +187,6 @@ def write_through(gateway: str, topic: str, values: Sequence[str]) -> None:
     producer.commit_transaction(PATIENCE_S)
 
 
-@pytest.mark.long
 def test_with_a_gateway(shell: Shell) -> None:
     """Beside the rest, used, kept, killed, back at its address, and gone when it is not wanted any more."""
     started = shell("up", "--gateway", "--kafka-heap", "300m", "--json")
@@ -233,7 +230,6 @@ def test_with_a_gateway(shell: Shell) -> None:
     assert processes.find(shell.home) == {}
 
 
-@pytest.mark.long
 def test_an_ephemeral_cluster_leaves_nothing(shell: Shell, tmp_path: Path) -> None:
     temporary = tmp_path / "tmp"
     temporary.mkdir()
@@ -308,7 +304,6 @@ def test_no_jars_and_no_repository_is_one_clear_line(shell: Shell, tmp_path: Pat
     assert processes.find(shell.home) == {}
 
 
-@pytest.mark.long
 def test_a_start_that_fails_half_way_stops_what_it_started(shell: Shell) -> None:
     data = shell.home / "kafka" / "data"
     data.mkdir(parents=True)
@@ -321,7 +316,6 @@ def test_a_start_that_fails_half_way_stops_what_it_started(shell: Shell) -> None
     assert shell("down").code == 0
 
 
-@pytest.mark.long
 def test_a_start_that_was_killed_half_way_can_be_stopped_and_repeated(shell: Shell) -> None:
     with shell.popen("up", *FAST) as starting:
         eventually(lambda: processes.find(shell.home), "a part is started")
@@ -333,7 +327,6 @@ def test_a_start_that_was_killed_half_way_can_be_stopped_and_repeated(shell: She
     assert shell("down").code == 0
 
 
-@pytest.mark.long
 def test_what_a_killed_start_left_running_is_waited_for_by_the_next(shell: Shell) -> None:
     with shell.popen("up", *FAST) as starting:
         eventually(lambda: "kafka" in processes.find(shell.home), "the broker is started")
@@ -357,7 +350,6 @@ def test_ctrl_c_during_a_start_leaves_nothing(shell: Shell) -> None:
     assert processes.find(shell.home) == {}
 
 
-@pytest.mark.long
 def test_starts_at_the_same_time_start_each_part_once(shell: Shell) -> None:
     starting = [shell.popen("up", *FAST, "--json") for _ in range(3)]
     answers = [(process.communicate(timeout=240), process.returncode) for process in starting]
@@ -368,7 +360,6 @@ def test_starts_at_the_same_time_start_each_part_once(shell: Shell) -> None:
     assert shell("down").code == 0
 
 
-@pytest.mark.long
 def test_an_unreadable_state_file_keeps_nothing_running(shell: Shell) -> None:
     assert shell("up", *FAST).code == 0
     (shell.home / "cluster.json").write_text("{")

@@ -12,11 +12,10 @@ import pytest
 
 import rollbridge
 from integration_tests.patience import PATIENCE_S
-from rollbridge.calls import CHUNK, next_chunk
+from rollbridge.base.deadlines import CHUNK, next_chunk
 from rollbridge.errors import InvalidRequestError
 
 Rows = Iterator[tuple[bytes, bytes]]
-WriteAll = Callable[[Rows], int]
 
 
 def values(client: rollbridge.Bridge, stream: str) -> list[bytes | None]:

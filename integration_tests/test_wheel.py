@@ -145,7 +145,7 @@ class Installation:
         with log.open("wb") as out:
             process = subprocess.Popen(command, env=clean(**named), stderr=out, cwd="/")
         try:
-            until(lambda: process.poll() is not None or b" serves " in log.read_bytes())
+            until(lambda: process.poll() is not None or b"coordinator.ready " in log.read_bytes())
             yield
         finally:
             process.terminate()
@@ -164,9 +164,7 @@ def test_only_packages_of_ours_are_installed_and_no_tests(wheel: Path) -> None:
     assert "rollbridge_schemas/epoch.avsc" in names
 
 
-@pytest.mark.parametrize(
-    "version", [pytest.param(item, marks=() if item == PYTHONS[0] else pytest.mark.long) for item in PYTHONS]
-)
+@pytest.mark.parametrize("version", PYTHONS)
 def test_a_client_works_beside_packages_with_the_names_of_our_folders(
     version: str, wheel: Path, cluster: AnyCluster, tmp_path: Path
 ) -> None:
@@ -202,7 +200,6 @@ def check_what_is_lacking(installed: Installation) -> None:
     """Commands that need more than a client say what would bring it."""
     for command, extra in (
         (["up"], "local"),
-        (["images", "list"], "containers"),
         (["coordinator", "--help"], "coordinator"),
     ):
         lacking = installed.command(*command)

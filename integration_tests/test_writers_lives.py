@@ -21,9 +21,9 @@ from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
+from integration_tests.plain_faults import ONE, exposed, nobody_reached
 from integration_tests.plain_tools import Load
 from integration_tests.spark_tools import options_of
-from integration_tests.test_plain_faults import ONE, exposed, nobody_reached, proxy
 from rollbridge import Synchronizer
 from rollbridge.errors import OutcomeUnknownError, StreamNotFoundError
 from rollbridge.writer import PlainFuture, StreamWriter, WriterOptions
@@ -31,7 +31,7 @@ from rollbridge.writer import PlainFuture, StreamWriter, WriterOptions
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["exposed", "proxy"]
+__all__ = ["exposed"]
 
 LIVES: Final = 4
 PARTITIONS: Final = 2

@@ -12,31 +12,37 @@ import pytest
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
 from integration_tests.patience import PATIENCE_S
-from rollbridge.calls import answers_within
+from rollbridge.base import deadlines
+from rollbridge.base.deadlines import answers_within
+from rollbridge.base.ids import Epoch, SegmentId, TransactionId, counter_of
 from rollbridge.errors import CoordinatorUnavailableError, CorruptDataError, UnknownWriteError, WrongClusterError
-from rollbridge.model import paths
-from rollbridge.model.epochs import EpochHistory, Foundation
-from rollbridge.model.ids import Epoch, SegmentId, TransactionId, counter_of
-from rollbridge.model.keyspace import even_ranges, ranges_of
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import (
+from rollbridge.metadata import paths, store
+from rollbridge.metadata.records import (
     ClusterIdentity,
     CreateNode,
     DeleteNode,
     Group,
     SetNode,
-    StreamConfig,
     TransactionRecord,
     Truncation,
 )
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge.model.truncation import without_epochs
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import Watch, ZooKeeperSession
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.metadata.session import Watch, ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory, TruncatedHistory, without_epochs
+from rollbridge.stream.keyspace import even_ranges, ranges_of
+from rollbridge.stream.names import GroupName, StreamName
 
 GROUP = GroupName("sales")
 ORDERS = StreamName("sales", "orders")
 CREATE = AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), created_ms=1)
+
+
+@pytest.fixture
+def withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let requests be withdrawn however slow the machine is."""
+    monkeypatch.setattr(deadlines, "GRACE_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -148,7 +154,7 @@ def test_a_history_is_whole_while_its_first_epochs_are_dropped(metadata: Metadat
             known = found
     dropping.join()
     assert metadata.history(ORDERS, None, history) == without_epochs(history, 37)
-    broken = Foundation(Epoch(99), 7, (0,))
+    broken = TruncatedHistory(Epoch(99), 7, (0,))
     metadata.session.set(paths.truncation(ORDERS), Truncation(foundation=broken).to_json())
     with pytest.raises(CorruptDataError, match="end before the first one"):
         metadata.history(ORDERS)
@@ -315,6 +321,7 @@ def test_a_request_is_answered_and_nothing_stays_behind(metadata: Metadata) -> N
     assert metadata.session.children(paths.answers(GROUP)) == []
 
 
+@pytest.mark.usefixtures("withdrawn")
 def test_a_request_that_nobody_takes_is_withdrawn(metadata: Metadata) -> None:
     metadata.ensure_group(GROUP, 5)
     with pytest.raises(CoordinatorUnavailableError, match=r"no coordinator is running.*nothing was done"):
@@ -346,6 +353,7 @@ def test_a_request_that_was_taken_but_not_answered_is_unknown(metadata: Metadata
     taker.join(PATIENCE_S)
 
 
+@pytest.mark.usefixtures("withdrawn")
 def test_a_deletion_that_has_begun_is_not_called_withdrawn(metadata: Metadata) -> None:
     metadata.ensure_group(GROUP, 5)
     put_stream(metadata, ORDERS, EpochHistory.create(even_ranges(1), 1))
@@ -366,17 +374,21 @@ def test_a_deletion_that_has_begun_is_not_called_withdrawn(metadata: Metadata) -
     taker.join(20)
 
 
+@pytest.mark.parametrize("look_s", [0.2, 10 * PATIENCE_S], ids=["looks", "is-woken"])
 def test_whoever_waits_for_an_answer_is_told_when_the_session_is_closed(
-    metadata: Metadata, monkeypatch: pytest.MonkeyPatch
+    metadata: Metadata, monkeypatch: pytest.MonkeyPatch, look_s: float
 ) -> None:
+    monkeypatch.setattr(store, "_CLOSED_LOOK_S", look_s)
     metadata.lay_out()
     metadata.ensure_group(GROUP)
     read, waits = metadata.session.get, threading.Event()
     told: list[Exception] = []
+    watches: list[Watch] = []
 
     def get(path: str, watch: Watch | None = None) -> object:
         node = read(path, watch)
         if watch is not None:
+            watches.append(watch)
             waits.set()
         return node
 
@@ -391,5 +403,7 @@ def test_whoever_waits_for_an_answer_is_told_when_the_session_is_closed(
     asking.start()
     assert waits.wait(PATIENCE_S)
     metadata.session.close()
+    if look_s > PATIENCE_S:
+        watches[0]()  # as kazoo does with the watches of a session that ends, at times
     asking.join(PATIENCE_S)
     assert "was closed" in str(told[0])

@@ -6,7 +6,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
 
 import pytest
 from kazoo.client import KazooClient
@@ -14,9 +13,17 @@ from kazoo.client import KazooClient
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
+from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
-from rollbridge.model.records import (
+from rollbridge.metadata.errors import (
+    NodeExistsError,
+    NodeMissingError,
+    NodeNotEmptyError,
+    NodeVersionMismatchError,
+    ZooKeeperRefusedError,
+)
+from rollbridge.metadata.records import (
     ROOT_CHARACTERS_MAX,
     CheckNode,
     CreateNode,
@@ -25,21 +32,9 @@ from rollbridge.model.records import (
     SetNode,
     bytes_of,
 )
-from rollbridge.zookeeper.errors import (
-    NodeExistsError,
-    NodeMissingError,
-    NodeNotEmptyError,
-    NodeVersionMismatchError,
-    ZooKeeperRefusedError,
-)
-from rollbridge.zookeeper.session import REQUEST_BYTES_MAX, SessionState, ZooKeeperSession
-from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX
+from rollbridge.metadata.session import REQUEST_BYTES_MAX, SessionState, ZooKeeperSession
+from rollbridge_coordinator.commit.plan import ROLL_BYTES_MAX
 from rollbridge_devcluster.state import free_port
-
-
-@pytest.fixture
-def root(unique_name: Callable[[str], str]) -> str:
-    return "/" + unique_name("session")
 
 
 @pytest.fixture
@@ -59,55 +54,18 @@ def expire(cluster: AnyCluster, session: ZooKeeperSession) -> None:
     client.close()
 
 
-class Relay:
-    """Passes bytes on to a ZooKeeper server; the next connections may be accepted and never answered."""
+class Relay(Link):
+    """A link to a ZooKeeper server; the next connections may be accepted and never answered."""
 
-    def __init__(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._upstream = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self.silent = 0
-        self._open: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+    silent = 0
 
-    def _accept(self) -> None:
-        with suppress(OSError):  # it was closed
-            while True:
-                client = self._listener.accept()[0]
-                self._open.append(client)
-                if self.silent:
-                    self.silent -= 1
-                    continue
-                server = socket.create_connection(self._upstream)
-                self._open.append(server)
-                for source, target in ((client, server), (server, client)):
-                    self._threads.append(threading.Thread(target=self._pass_on, args=(source, target)))
-                    self._threads[-1].start()
-
-    @staticmethod
-    def _pass_on(source: socket.socket, target: socket.socket) -> None:
-        with suppress(OSError):
-            while data := source.recv(65_536):
-                target.sendall(data)
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def cut(self) -> None:
-        """Close the connections that there are."""
-        for end in self._open:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self.cut()
-        for thread in self._threads:
-            thread.join(PATIENCE_S)
-        for end in (self._listener, *self._open):
-            end.close()
+    def _connect(self, near: socket.socket) -> None:
+        if not self.silent:
+            super()._connect(near)
+            return
+        self.silent -= 1
+        with self._lock:
+            self._open.add(near)
 
 
 class Watch:
@@ -326,7 +284,7 @@ def test_ephemeral_nodes_go_with_the_session(cluster: AnyCluster, session: ZooKe
 def relayed(cluster: AnyCluster, root: str) -> Iterator[tuple[Relay, ZooKeeperSession, list[SessionState]]]:
     """A session by way of a relay, with two nodes of which one is ephemeral; and the states that it goes through."""
     with (
-        closing(Relay(cluster.zookeeper)) as relay,
+        Relay(cluster.zookeeper) as relay,
         ZooKeeperSession(relay.address, root=root, session_timeout_s=6.0) as session,
     ):
         session.ensure("/n")
@@ -346,7 +304,7 @@ def test_an_expired_session_is_told_lost_and_a_new_one_begins(
     relay.silent = 100
     expire(cluster, session)
     relay.silent = 0
-    relay.cut()
+    relay.reset()
     until(lambda: SessionState.LOST in states and session.is_connected)
     lost.await_call()
     assert session.session_id != before
@@ -361,7 +319,7 @@ def test_a_handshake_that_is_never_answered_does_not_take_the_session(
     relay, session, states = relayed
     before = session.session_id
     relay.silent = 1
-    relay.cut()
+    relay.reset()
     until(lambda: SessionState.SUSPENDED in states and session.is_connected)
     assert (session.session_id, relay.silent) == (before, 0)
     assert states[:2] == [SessionState.SUSPENDED, SessionState.CONNECTED]
@@ -369,7 +327,6 @@ def test_a_handshake_that_is_never_answered_does_not_take_the_session(
     assert session.get("/me") is not None
 
 
-@pytest.mark.long
 def test_while_the_server_is_away_reads_wait_and_writes_are_unknown(root: str) -> None:
     with new_cluster() as own, ZooKeeperSession(own.zookeeper, root=root, session_timeout_s=20.0) as session:
         session.ensure("/n", b"kept")
@@ -405,7 +362,6 @@ def test_while_the_server_is_away_reads_wait_and_writes_are_unknown(root: str) -
         assert session.ensure("/after")
 
 
-@pytest.mark.long
 def test_an_operation_gives_up_after_its_time(root: str) -> None:
     with new_cluster() as own, ZooKeeperSession(own.zookeeper, root=root, operation_timeout_s=3.0) as session:
         session.ensure("/n")

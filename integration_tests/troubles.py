@@ -42,8 +42,8 @@ from rollbridge.cli.monitoring import BOARD_FILE
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.monitoring.board import board
+from rollbridge.monitoring.runbook import board
+from rollbridge.stream.names import GroupName, StreamName
 from rollbridge_devcluster.__main__ import write_tools
 from rollbridge_devcluster.state import LOOPBACK, free_port
 

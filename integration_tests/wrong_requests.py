@@ -18,9 +18,9 @@ from gateway.tests import claims
 from gateway.tests.claims import batch, record
 from integration_tests.patience import eventually
 from integration_tests.replaying import Line, Said
-from rollbridge_gateway import wire
-from rollbridge_gateway.identity import NOBODY, Pair
-from rollbridge_gateway.versions import Api
+from rollbridge_gateway.producer.table import NOBODY, Pair
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api
 
 HOUR_MS: Final = 3_600_000
 KINDS: Final[Mapping[str, tuple[int, Mapping[str, str]]]] = {
@@ -214,6 +214,8 @@ def _pairs(dialogue: Dialogue, *, v2: bool) -> None:
             }[what]
             _each(producer, wrong)
             producer.init()  # which ends what is open
+            for half in (Pair(pid, -1), Pair(-1, epoch)):
+                producer.init(pair=half)
     fenced = hand("fenced by another").begin()
     pair = fenced.pair
     fenced.init()
@@ -326,6 +328,10 @@ def _batches(dialogue: Dialogue, *, v2: bool) -> None:
     producer.what = f"batches in order, v{1 + v2}"
     for sequence in (1, 2, 3, 4, 5, 6, 6, 5, 2, 1, 0, 9, 7):
         producer.write(sequence=sequence)
+    producer.end()
+    producer = Hand(dialogue, "first batch of a partition", v2=v2).begin()
+    for sequence in (5, 6, 0):
+        producer.write(partition=1, sequence=sequence)
     producer.end()
 
 

@@ -1,11 +1,11 @@
-"""Where the cluster is and how to reach it: settings with their checks, and the places they may come from.
+"""Options of the client library with their checks, and the sources of connection settings.
 
 From strongest to weakest:
 
 1. command line flags (or arguments of a call);
 2. environment variables: ``ROLLBRIDGE_BOOTSTRAP_SERVERS``, ``ROLLBRIDGE_ZOOKEEPER``, ``ROLLBRIDGE_ZOOKEEPER_ROOT``,
    ``ROLLBRIDGE_CLIENT_NAME``, and ``ROLLBRIDGE_KAFKA_...`` and ``ROLLBRIDGE_ZOOKEEPER_SECURITY_...`` for security, such
-   as ``ROLLBRIDGE_KAFKA_SASL_PASSWORD``; with ``_FILE`` behind its name, a variable says which file holds the value;
+   as ``ROLLBRIDGE_KAFKA_SASL_PASSWORD``; with ``_FILE`` appended to its name, a variable names the file of the value;
 3. a TOML file, named by ``--config`` or ``ROLLBRIDGE_CONFIG``::
 
        bootstrap_servers = "broker-1:9093,broker-2:9093"
@@ -14,11 +14,11 @@ From strongest to weakest:
        security.protocol = "SASL_SSL"
        [zookeeper_security]
        digest.username = "alice"
-       [coordinator]                      # only coordinators look at this table
+       [coordinator]                      # read by coordinators only
        cache_bytes_max = 268435456
 
-4. the embedded cluster, if one was started with ``rollbridge up`` and neither address is set above. Half an address is
-   never completed from there: a foreign Kafka with the embedded ZooKeeper is what nobody wants.
+4. the embedded cluster, if one was started with ``rollbridge up`` and neither address is set above. One address is
+   never completed from there: a foreign Kafka does not go with the embedded ZooKeeper.
 
 Nothing is read on import. All faults are reported together, each with the name of its key and where it was set.
 """
@@ -31,18 +31,28 @@ import logging
 import os
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import platformdirs
 
+from rollbridge.base.arguments import check_fields
+from rollbridge.base.options import GIB, KIB, MIB, faults_of, filled, function, nearest, option, table_of
+from rollbridge.base.security import (
+    NO_SECURITY_SETTING,
+    SECURITY_KEYS,
+    ZOOKEEPER_SECURITY_KEYS,
+    Security,
+    ZooKeeperSecurity,
+)
+from rollbridge.buffer.frames import FRAME_BYTES_DEFAULT
 from rollbridge.errors import ConfigError, LocalEnvironmentError
-from rollbridge.model.names import check_client_name
-from rollbridge.model.options import faults_of, nearest, option, table_of
-from rollbridge.security.kafka import NO_SECURITY_SETTING, SECURITY_KEYS, Security
-from rollbridge.security.zookeeper import ZOOKEEPER_SECURITY_KEYS, ZooKeeperSecurity
+from rollbridge.kafka.batches import BUFFER_BYTES_MIN, Compression
+from rollbridge.stream.names import check_client_name
+from rollbridge.stream.reading import Reset
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +62,7 @@ CONFIG_VARIABLE: Final = "ROLLBRIDGE_CONFIG"
 HOME_VARIABLE: Final = "ROLLBRIDGE_HOME"
 """Environment variable with the directory of the cluster that runs on this machine."""
 ADDRESSES_FILE: Final = "cluster.json"
-"""JSON, by whoever runs that cluster: ``bootstrap_servers``, ``zookeeper``, and whether it is ``running``."""
+"""JSON, written by ``rollbridge up``: ``bootstrap_servers``, ``zookeeper``, and whether it is ``running``."""
 ADDRESSES_FORMAT: Final = 1
 """Its ``format``; a file of another one is refused."""
 _TABLES: Final[Mapping[str, type[Security | ZooKeeperSecurity]]] = {
@@ -97,9 +107,9 @@ class ConnectionSettings:
     bootstrap_servers: str = option(MISSING, check=_check_servers)
     """Kafka: ``host:port``, several with commas between."""
     zookeeper: str = option(MISSING, check=_check_zookeeper)
-    """``host:port``, several with commas between; the port is 2181 if left out. A chroot may stand behind them."""
+    """``host:port``, several separated by commas; the port is 2181 if left out. A chroot may follow."""
     zookeeper_root: str = option("/rollbridge", check=_check_root)
-    """Path under which everything of one rollbridge stands; one per Kafka cluster."""
+    """Root path of one rollbridge; one per Kafka cluster."""
     client_name: str = option("rollbridge", check=check_client_name)
     """Names this client in transactions and logs: 1 to 128 of ``A-Z a-z 0-9 . _ : @ -``."""
     kafka: Mapping[str, str] = field(default_factory=dict, repr=False)
@@ -107,7 +117,7 @@ class ConnectionSettings:
     ``ssl.engine.location``) or undo what transactions rest on. Not in ``repr``, as there are secrets among them."""
 
     zookeeper_security: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Security settings of the way to ZooKeeper, see :mod:`rollbridge.security.zookeeper`. Not in ``repr`` either."""
+    """Security settings of the way to ZooKeeper, see :mod:`rollbridge.base.security`. Not in ``repr`` either."""
 
     def __post_init__(self) -> None:
         faults = list(faults_of(self))
@@ -118,9 +128,9 @@ class ConnectionSettings:
         ConfigError.raise_for(faults)
 
     def identity(self) -> str:
-        """Who connects to what: equal for connections that may be shared, and holds no secret.
+        """Identity and target of a connection: equal for connections that may be shared; holds no secret.
 
-        What files hold counts, so that nobody goes on with credentials that were changed since.
+        The contents of files count, so that changed credentials make another connection.
         """
         found = hashlib.sha256(repr((self.bootstrap_servers, self.zookeeper, self.zookeeper_root)).encode())
         for table in (self.kafka, self.zookeeper_security):
@@ -150,7 +160,7 @@ class ClientAddresses:
     zookeeper: str | None = None
     """ZooKeeper: ``host:port,...``"""
     zookeeper_root: str | None = option(None, key="zookeeper.root")
-    """Path under which everything stands. If left out: ``/rollbridge``."""
+    """Root path. If left out: ``/rollbridge``."""
     client_id: str | None = option(None, key="client.id")
     """Names this client in transactions and logs. If left out: ``rollbridge``."""
 
@@ -170,7 +180,7 @@ _ADDRESSES: Final = ("bootstrap_servers", "zookeeper")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """What one place says; ``origin`` is how messages call it."""
+    """Settings of one source; ``origin`` is its name in messages."""
 
     origin: str
     values: Mapping[str, str] = field(repr=False)
@@ -229,7 +239,7 @@ def load_settings(
         for table in _TABLES
     }
     try:
-        # Addresses that are missing were reported above; the stand-ins let the other settings be checked as well.
+        # Missing addresses were reported above; the stand-ins let the other settings be checked as well.
         settings = ConnectionSettings(
             **{**dict.fromkeys(_ADDRESSES, "missing:1"), **values},
             kafka=security["kafka"],
@@ -332,7 +342,7 @@ def _look_at_mode(path: Path) -> None:
     """Warn of a file with secrets that others may read. No error: mounted secrets of containers often look so."""
     mode = path.stat().st_mode & 0o777
     if mode & _OTHERS:
-        logger.warning("%s holds passwords, and others may read it (mode %o): chmod 600 %s", path, mode, path)
+        logger.warning("config.exposed path=%s mode=%o: others may read its passwords, use chmod 600", path, mode)
 
 
 def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -344,3 +354,161 @@ def _flatten(table: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         else:
             flat[prefix + key] = str(value).lower() if isinstance(value, bool) else str(value)
     return flat
+
+
+# Options of connections, writers and consumers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """Options of a connection; checked on construction.
+
+    Raises:
+        ConfigError: one or several are wrong; all are named.
+    """
+
+    compression: str = option("none", check=Compression.named)
+    """Codec of the frames, which records keep all the way to the segment: none, gzip, snappy, lz4 or zstd."""
+    frame_bytes: int = option(FRAME_BYTES_DEFAULT, low=16 * KIB, high=MIB)
+    """Bytes of a frame before compression; larger frames cost less per record, and more memory."""
+    linger_s: float = 1.0
+    """Maximum seconds for which records of an idle open transaction wait in this process before they are sent."""
+    buffer_bytes: int = option(64 * MIB, low=BUFFER_BYTES_MIN)
+    """Maximum bytes that wait for the brokers in this process; beyond it writers wait."""
+    backpressure_timeout_s: float = 60.0
+    """Seconds that a writer waits for room before it gets a ``BackpressureError``."""
+    connect_timeout_s: float = 15.0
+    """Maximum seconds for connecting."""
+    commit_timeout_s: float = 120.0
+    """Seconds that a commit, an abort or a flush waits unless told otherwise. A merge takes about 3 s per GB."""
+    admin_timeout_s: float = 30.0
+    """Seconds that an admin request waits for its answer."""
+    session_timeout_s: float = 10.0
+    """ZooKeeper session time-out in seconds; leases of conditional writers and pending requests end with it."""
+    lease: timedelta = option(timedelta(hours=24))
+    """Default time for which a transaction may stay open; at most ``lease_max``. No pings are needed."""
+    lease_max: timedelta = option(timedelta(days=7))
+    """Longest lease that may be asked for; coordinators have a limit of their own, with the same default."""
+    transaction_bytes_max: int = 16 * GIB
+    """Largest transaction that is written; coordinators abort larger ones."""
+    open_transactions_max: int = 100_000
+    """Maximum number of transactions that this connection keeps open at once."""
+    client_names_max: int = 100_000
+    """Maximum number of other client names that this connection serves at once, a few kilobytes each."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        faults = list(faults_of(self))
+        if not timedelta(0) < self.lease <= self.lease_max:
+            faults.append(f"lease: {self.lease} is not positive, or longer than lease_max, {self.lease_max}")
+        ConfigError.raise_for(faults)
+
+    @property
+    def codec(self) -> Compression:
+        """Number of the codec."""
+        return Compression.named(self.compression)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriterOptions:
+    """Options of plain writes; checked on construction.
+
+    Raises:
+        ConfigError: One or several options are wrong; the error names all of them.
+    """
+
+    linger_s: float = option(0.005, low=0, high=900)
+    """Seconds that a record waits for others to share its batch; 0 sends as soon as nothing else is in flight."""
+    batch_bytes: int = option(FRAME_BYTES_DEFAULT, low=KIB, high=MIB)
+    """Largest batch before compression, in bytes; larger ones cost less per record."""
+    compression: str = option("none", check=Compression.named)
+    """Codec of the batches: none, gzip, snappy, lz4 or zstd."""
+    buffer_bytes: int = option(64 * MIB, low=BUFFER_BYTES_MIN)
+    """Bytes that may wait for the brokers; beyond that, writers block."""
+    block_s: float = 60.0
+    """Seconds that a writer blocks for room before it gets a ``BackpressureError``."""
+    delivery_timeout_s: float = 300.0
+    """Seconds without an answer after which a record fails; as librdkafka's ``message.timeout.ms``."""
+    request_timeout_s: float = 30.0
+    """Seconds without an answer to a request after which its connection is given up."""
+    in_flight_max: int = option(5, low=1, high=5)
+    """Most requests in flight to one broker: brokers recognise the last five batches of a producer."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        ConfigError.raise_for(faults_of(self))
+
+    @property
+    def codec(self) -> Compression:
+        """Number of the codec in Kafka's batch header."""
+        return Compression.named(self.compression)
+
+
+_COOPERATIVE: Final = "cooperative-sticky"
+_DAY_MS: Final = 86_400_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerOptions(ClientAddresses):
+    """Settings of confluent-kafka's that rollbridge carries out itself."""
+
+    group_id: str = option(MISSING, key="group.id", check=filled)
+    """Consumer group."""
+    instance_id: str | None = option(None, key="group.instance.id")
+    """Name of a static member, which keeps its segments through a short absence."""
+    reset: Reset = option(
+        Reset.LATEST,
+        key="auto.offset.reset",
+        choices={
+            **dict.fromkeys(("latest", "largest", "end"), Reset.LATEST),
+            **dict.fromkeys(("earliest", "smallest", "beginning"), Reset.EARLIEST),
+            "error": Reset.ERROR,
+        },
+    )
+    """Start of a group that has committed nothing."""
+    isolation: str = option(
+        "read_committed",
+        key="isolation.level",
+        choices=("read_committed",),
+        why="a group reads committed records only; Bridge.reader(isolation='read_uncommitted') previews those of open "
+        "transactions",
+    )
+    """Isolation level; only committed records are read."""
+    assignor: str = option(
+        _COOPERATIVE,
+        key="partition.assignment.strategy",
+        choices=(_COOPERATIVE, "roundrobin"),
+        why=f"{_COOPERATIVE} and roundrobin are; 'range' would give every segment to the same member, since each is a "
+        "topic of one partition",
+    )
+    """Assignment of segments to members."""
+    auto_commit: bool = option(True, key="enable.auto.commit")
+    """Commit at intervals what was handed out."""
+    interval_ms: int = option(5_000, key="auto.commit.interval.ms", low=1, high=_DAY_MS)
+    """Interval between automatic commits, in ms."""
+    auto_store: bool = option(True, key="enable.auto.offset.store")
+    """Count a record as processed once the application asks for the next one; otherwise by ``store_offsets``."""
+    show_ends: bool = option(False, key="enable.partition.eof")
+    """Hand out ``_PARTITION_EOF`` events."""
+    api_timeout_ms: int = option(60_000, key="default.api.timeout.ms", low=1, high=_DAY_MS)
+    """Timeout of a synchronous commit, in ms. The name is that of Kafka's Java client."""
+    on_commit: Callable[..., None] | None = option(None, convert=function)
+    """Callback after each commit, with its error, or None, and the partitions."""
+
+    @property
+    def cooperative(self) -> bool:
+        """True if members keep their segments while others join and leave."""
+        return self.assignor == _COOPERATIVE
+
+    @property
+    def is_static(self) -> bool:
+        """True if the member keeps its segments through a short absence."""
+        return self.instance_id is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings(ConsumerOptions):
+    """Checked settings of a consumer; ``kafka`` is the configuration for confluent-kafka."""
+
+    connection: ConnectionSettings
+    kafka: Mapping[str, Any] = field(repr=False)

@@ -1,4 +1,4 @@
-"""Every error that rollbridge raises on purpose, with the answer to "did it happen, and may I retry?".
+"""Errors of rollbridge, with the answer to "did it happen, and may I retry?".
 
 The tree::
 
@@ -27,9 +27,9 @@ The tree::
     ├─ ConflictError                     nothing was written by this request; the state is not what it assumes
     │  ├─ StreamExistsError
     │  │  └─ StreamDiffersError          it has other settings than were asked for; names each
-    │  ├─ StreamBusyError                open transactions stand in the way
-    │  ├─ StreamRecreatedError           the stream was deleted and created again; what was named is of the former one
-    │  ├─ ReplayDiffersError             what comes again is not what was committed
+    │  ├─ StreamBusyError                open transactions prevent it
+    │  ├─ StreamRecreatedError           the stream was deleted and created again; the request names the former one
+    │  ├─ ReplayDiffersError             a repeated batch differs from the committed one
     │  ├─ CasWriteError                  a condition does not hold; carries what was expected and the actual SN
     │  ├─ InvalidTransitionError         carries transaction, state and request
     │  ├─ RolledBackError                a record of a transaction that was rolled back to a savepoint before it
@@ -44,7 +44,7 @@ The tree::
     ├─ OutcomeUnknownError               may have been written; carries the id to ask again with
     │  └─ CasOutcomeUnknownError         a conditional write; carries the token to ask again with
     ├─ UnknownWriteError                 a write to ZooKeeper may have been carried out: read whether it was
-    ├─ TransactionPreserverClosedError   outcomes are not remembered here, so nobody can tell
+    ├─ TransactionPreserverClosedError   outcomes are not remembered here, so it is unknown
     ├─ UnavailableError                  nothing is known to be written; try again later
     │  ├─ CoordinatorUnavailableError
     │  ├─ KafkaUnavailableError
@@ -65,50 +65,24 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, Final
 
-from rollbridge.model.errors import (
-    ConflictError as ConflictError,
-)
-from rollbridge.model.errors import (
-    CorruptDataError as CorruptDataError,
-)
-from rollbridge.model.errors import (
-    InvalidNameError as InvalidNameError,
-)
-from rollbridge.model.errors import (
-    InvalidRangesError as InvalidRangesError,
-)
-from rollbridge.model.errors import (
-    InvalidRequestError as InvalidRequestError,
-)
-from rollbridge.model.errors import (
-    InvalidTransitionError as InvalidTransitionError,
-)
-from rollbridge.model.errors import (
-    NewerFormatError as NewerFormatError,
-)
-from rollbridge.model.errors import (
-    NotFoundError as NotFoundError,
-)
-from rollbridge.model.errors import (
-    OffsetMetadataTooLargeError as OffsetMetadataTooLargeError,
-)
-from rollbridge.model.errors import (
-    RollbridgeError as RollbridgeError,
-)
-from rollbridge.model.errors import (
-    StreamRecreatedError as StreamRecreatedError,
-)
-from rollbridge.model.errors import (
-    TruncatedError as TruncatedError,
-)
-from rollbridge.model.errors import (
-    UnavailableError as UnavailableError,
-)
+from rollbridge.base.errors import ConflictError as ConflictError
+from rollbridge.base.errors import CorruptDataError as CorruptDataError
+from rollbridge.base.errors import InvalidNameError as InvalidNameError
+from rollbridge.base.errors import InvalidRangesError as InvalidRangesError
+from rollbridge.base.errors import InvalidRequestError as InvalidRequestError
+from rollbridge.base.errors import InvalidTransitionError as InvalidTransitionError
+from rollbridge.base.errors import NewerFormatError as NewerFormatError
+from rollbridge.base.errors import NotFoundError as NotFoundError
+from rollbridge.base.errors import OffsetMetadataTooLargeError as OffsetMetadataTooLargeError
+from rollbridge.base.errors import RollbridgeError as RollbridgeError
+from rollbridge.base.errors import StreamRecreatedError as StreamRecreatedError
+from rollbridge.base.errors import TruncatedError as TruncatedError
+from rollbridge.base.errors import UnavailableError as UnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rollbridge.model.sn import SN, Token
+    from rollbridge.base.sn import SN, Token
 
 CAS_WRITE_EXCEPTION: Final = 525
 """Status code of a refused conditional write, as in DistributedLog's proposal."""

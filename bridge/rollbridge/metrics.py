@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: samples of ours as its client's families, and those of a connection in a registry.
+"""Metrics for Prometheus: samples of ours as its client's families, for daemons, and in a registry of an application.
 
 An application that serves metrics of its own adds those of a connection to them::
 
@@ -12,10 +12,13 @@ This module needs ``rollbridge[metrics]``, the official ``prometheus_client``; `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
-from typing import Protocol
+from typing import Final, Protocol
 
+from prometheus_client import ProcessCollector
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -23,10 +26,19 @@ from prometheus_client.core import (
     Metric,
     SummaryMetricFamily,
 )
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from rollbridge.model.client_metrics import FAMILIES, ClientMetrics, client_samples
-from rollbridge.model.metrics import Family, FamilyKind, Histogram, Sample, Spent
+from rollbridge.base.metrics import (
+    FAMILIES,
+    ClientMetrics,
+    Family,
+    FamilyKind,
+    Histogram,
+    Sample,
+    Spent,
+    client_samples,
+)
 
 
 def exposed(samples: Iterable[Sample], families: Sequence[Family] = ()) -> list[Metric]:
@@ -92,11 +104,11 @@ class Counting(Protocol):
 
     @property
     def client_name(self) -> str:
-        """Name that stands in the label ``client``."""
+        """Return the value of the label ``client``."""
 
     @property
     def metrics(self) -> ClientMetrics:
-        """What it has done so far."""
+        """Return its counters."""
 
 
 def collector(*connections: Counting) -> Collector:
@@ -108,3 +120,47 @@ def collector(*connections: Counting) -> Collector:
         lambda: [sample for item in connections for sample in client_samples(item.client_name, item.metrics)],
         FAMILIES,
     )
+
+
+FRESH_S: Final = 1.0
+"""Seconds for which a page of metrics is answered again, so that frequent scrapes do not keep the daemon busy."""
+
+
+_KINDS_MAX: Final = 10
+"""Formats in which metrics are kept, a bound on memory."""
+
+
+class MetricsPage:
+    """Metrics in the formats that clients ask for, collected once a second at most, by one thread at a time."""
+
+    def __init__(self, metrics: Collector, clock: Callable[[], float] = time.monotonic) -> None:
+        """Prepare; nothing is collected before it is asked for."""
+        self._metrics = metrics
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._made: dict[str, tuple[float, bytes]] = {}
+
+    def read(self, accept: str) -> tuple[bytes, str]:
+        """Return the text and its type, for this header ``Accept``; raises what collecting them raises."""
+        encode, kind = choose_encoder(accept)
+        with self._lock:
+            made_s, body = self._made.get(kind, (float("-inf"), b""))
+            if self._clock() - made_s >= FRESH_S:
+                body = encode(self._metrics)
+                if len(self._made) >= _KINDS_MAX:
+                    self._made.clear()
+                self._made[kind] = self._clock(), body
+        return body, kind
+
+
+class ProcessSamples(Collector):
+    """Metrics of a daemon: those of the process by the names of Prometheus' own clients, and ours."""
+
+    def __init__(self, samples: Callable[[], Iterable[Sample]], families: Sequence[Family]) -> None:
+        """Prepare; ``samples`` is called from the threads that scrape."""
+        self._collectors = (ProcessCollector(registry=None), SampleCollector(samples, families))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the families as they are now."""
+        for collector in self._collectors:
+            yield from collector.collect()

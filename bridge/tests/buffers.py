@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 
-from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.frames import (
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.fold import BufferFold, BufferLimits
+from rollbridge.buffer.frames import (
     BeginFrame,
     FrameHeader,
     FrameKind,
@@ -18,8 +19,7 @@ from rollbridge.model.frames import (
     buffer_partition,
     encode_abort,
 )
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import Partition, StreamName
+from rollbridge.stream.names import Partition, StreamName
 
 STREAMS = ("s/a", "s/b", "s/c")
 
@@ -130,7 +130,7 @@ def snapshot(fold: BufferFold) -> dict[str, Any]:
         },
         "decided": list(fold.decided),
         "positions": dict(fold.positions),
-        "dropped": {reason: count for reason, count in fold.dropped.items() if reason != "repeated"},
+        "dropped": {reason: count for reason, count in fold.rejected.items() if reason != "repeated"},
         "cached_bytes": fold.cached_bytes,
         "low_water": fold.low_water(),
         "next_deadline_ms": fold.ages.next_deadline_ms(),

@@ -15,10 +15,23 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline
+from rollbridge.base.effects import AnyEffect, Steps, UnderWay
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import (
+    ANY,
+    DLSN,
+    EMPTY,
+    OPERATION_HEADER,
+    SN,
+    TRANSACTION_ID_HEADER,
+    pack_transaction_id,
+    unpack_transaction_id,
+)
 from rollbridge.cas.machine import (
     Append,
     Appended,
+    AppendQueue,
     Began,
     CheckActive,
     ConditionalAppend,
@@ -29,13 +42,11 @@ from rollbridge.cas.machine import (
     Lost,
     Recover,
     Replied,
-    RoundEffect,
     RoundEvent,
     RoundState,
     Sealed,
     Stalled,
 )
-from rollbridge.cas.queue import AppendQueue
 from rollbridge.cas.request import AppendRequest, CasFuture, NewRecord
 from rollbridge.errors import (
     CasOutcomeUnknownError,
@@ -46,23 +57,12 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.fetch import Stretch
-from rollbridge.kafka.segment_tail import EndOf, Need, Question, Read, T
-from rollbridge.model.cas import Scope
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import Partition, StreamName, parse_segment_topic
-from rollbridge.model.sn import (
-    ANY,
-    DLSN,
-    EMPTY,
-    OPERATION_HEADER,
-    SN,
-    TRANSACTION_ID_HEADER,
-    pack_transaction_id,
-    unpack_transaction_id,
-)
+from rollbridge.kafka.segment_tail import EndOf, Read, T
+from rollbridge.stream.conditions import Scope
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeyRange
+from rollbridge.stream.names import Partition, StreamName, parse_segment_topic
+from rollbridge.stream.reading import KeyLineage
 
 STREAM: Final = StreamName("s", "s")
 KEYS: Final = {b"a": 0.2, b"b": 0.3, b"c": 0.8}
@@ -288,7 +288,7 @@ class World:
 
     # What rounds ask for
 
-    def perform(self, effect: RoundEffect, round_: ConditionalAppend, session: Session) -> RoundEvent | None:
+    def perform(self, effect: AnyEffect, round_: ConditionalAppend, session: Session) -> RoundEvent | None:
         """Carry out an effect; None if there is no answer yet."""
         rng = self.rng
         match effect:
@@ -305,7 +305,7 @@ class World:
                 active = self.history.active.segment_at(KEYS[first.key or b""]).id
                 if self.losing and rng.random() < LOSS:
                     return Failed(KafkaUnavailableError("ZooKeeper is away"))
-                return Replied(None) if active == first.course.active else Sealed()
+                return Replied(None) if active == first.lineage.active else Sealed()
             case Append():
                 return self._append(round_, session)
             case End():
@@ -315,11 +315,11 @@ class World:
             case _:
                 raise AssertionError(effect)
 
-    def answer(self, need: Need) -> Stretch | int | None:
+    def answer(self, need: AnyEffect) -> Stretch | int | None:
+        assert isinstance(need, EndOf | Read)
         topic = self.topics[parse_segment_topic(need.place[0])[1]]
         if isinstance(need, EndOf):
             return len(topic.entries)
-        assert isinstance(need, Read)
         end = min(max(topic.stable_end(), need.offset), need.offset + self.rng.randint(1, 6))
         if end == need.offset < need.to:
             return None
@@ -423,22 +423,22 @@ class Connection:
         self.clients = [SimClient(self, f"{number}-{place}") for place in range(CLIENTS)]
 
     def put(self, request: AppendRequest, *, is_moved: bool = False) -> None:
-        segment = request.course.active
+        segment = request.lineage.active
         if segment not in self.queues:
             self.queues[segment] = AppendQueue("s/s", segment, place_of_segment)
         self.queues[segment].put(request, is_moved=is_moved)
 
-    def course(self, position: float) -> KeyLineage:
+    def lineage(self, position: float) -> KeyLineage:
         if self.world.rng.random() < 0.2:
             self.known = self.world.history
         return KeyLineage(self.known, position)
 
-    def course_of(self, position: float, expected: SN) -> KeyLineage:
+    def lineage_of(self, position: float, expected: SN) -> KeyLineage:
         """As ``CasWriter._check_place``: an SN may be of an epoch that is not known here yet."""
-        course = self.course(position)
-        if expected.dlsn is not None and course.base(expected.dlsn.segment) is None:
+        lineage = self.lineage(position)
+        if expected.dlsn is not None and lineage.base(expected.dlsn.segment) is None:
             self.known = self.world.history
-        return self.course(position)
+        return self.lineage(position)
 
     def go_on(self) -> None:
         """One effect of one of the rounds."""
@@ -497,9 +497,9 @@ class Connection:
         match round_.result:
             case Sealed():
                 for request in [*round_.requests, *queue.drain()]:
-                    while self.course(KEYS[request.key or b""]).active == queue.segment:
+                    while self.lineage(KEYS[request.key or b""]).active == queue.segment:
                         yield
-                    request.course = self.course(KEYS[request.key or b""])
+                    request.lineage = self.lineage(KEYS[request.key or b""])
                     self.put(request, is_moved=True)
             case Failed(fault):
                 for request in round_.requests:
@@ -509,21 +509,18 @@ class Connection:
                     session = self._session([])
                     if session is not None and session.is_ready:
                         self.sessions.append(session)
-                    found = yield from self._asked(queue.tails.find(request.course, request.token))
+                    found = yield from self._asked(queue.tails.find(request.lineage, request.token))
                     request.settle(found or queue.refusal(request, verdict))
 
-    def _asked(self, question: Question[T]) -> Generator[None, None, T]:
-        try:
-            need = next(question)
-            while True:
-                answer = self.world.answer(need)
-                if answer is None:
-                    yield
-                else:
-                    need = question.send(answer)
-        except StopIteration as done:
-            found: T = done.value
-            return found
+    def _asked(self, question: Steps[T]) -> Generator[None, None, T]:
+        under_way = UnderWay(question)
+        while (effect := under_way.look_ahead()) is not None:
+            answer = self.world.answer(effect)
+            if answer is None:
+                yield
+            else:
+                under_way.reply(answer)
+        return under_way.result
 
 
 def place_of_segment(segment: SegmentId) -> Partition:
@@ -607,18 +604,18 @@ class SimClient:
             # The same write once more, after its answer or before.
             again = rng.choice(earlier)
             operation, expected, scope, records = again.operation, again.expected, again.scope, [*again.records]
-            key, repeatable, rising = again.records[0].key or b"", True, again.rising_ids
-        course = self.connection.course_of(KEYS[key], expected if isinstance(expected, SN) else ANY)
+            key, repeatable, rising = again.records[0].key or b"", True, again.monotonic_ids
+        lineage = self.connection.lineage_of(KEYS[key], expected if isinstance(expected, SN) else ANY)
         request = AppendRequest(
             owner=self,
             records=records,
             expected=expected,
             scope=scope,
             operation=operation,
-            course=course,
+            lineage=lineage,
             deadline=SimDeadline(world, rng.choice([200.0, math.inf, math.inf])),
             timestamp_ms=0,
-            rising_ids=rising,
+            monotonic_ids=rising,
             repeatable=repeatable,
         )
         attempt = Attempt(request, world.now)
@@ -719,7 +716,7 @@ def _faults_of(attempt: Attempt, log: list[Stored], told: dict[DLSN, int]) -> It
         case _:
             if own and not request.repeatable:
                 yield f"failed as {answer!r}, and written"
-            own_ids = request.rising_ids or isinstance(request.expected, AppendRequest)
+            own_ids = request.monotonic_ids or isinstance(request.expected, AppendRequest)
             if isinstance(answer, TransactionIdOutOfOrderError) and not own_ids:
                 yield "refused for an id that it did not care about"
             if isinstance(answer, TruncatedError):
@@ -739,7 +736,7 @@ def _unfounded(attempt: Attempt, before: list[Stored]) -> Iterator[str]:
     scoped = [item for item in before if request.scope is Scope.SEGMENT or item.record.key == request.records[0].key]
     if not _holds(expected, request.scope, scoped):
         yield f"accepted, although {expected} was expected and the log has {scoped[-1:]}"
-    if request.rising_ids:
+    if request.monotonic_ids:
         last = next((item.transaction_id for item in reversed(before) if item.transaction_id is not None), None)
         for record in request.records:
             if record.transaction_id is not None:

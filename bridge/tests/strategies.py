@@ -6,11 +6,11 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.ids import COUNTER_MAX, EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
-from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.sn import DLSN, EMPTY, LONG_MAX, SN
+from rollbridge.base.ids import COUNTER_MAX, EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+from rollbridge.base.sn import DLSN, EMPTY, LONG_MAX, SN
+from rollbridge.stream.epochs import EpochHistory, EpochRecord
+from rollbridge.stream.keyspace import KeyRange
+from rollbridge.stream.names import GroupName, StreamName
 
 NAME_CHARACTERS = "ABCXYZabcxyz0123456789_-"
 

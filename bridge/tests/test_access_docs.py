@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from kazoo.security import Permissions
 
-from rollbridge.model import names, paths
-from rollbridge.model.ids import SegmentId
-from rollbridge.zookeeper.access import GRANTED, GRANTED_TO_GATEWAYS
+from rollbridge.base.ids import SegmentId
+from rollbridge.metadata import paths
+from rollbridge.metadata.acls import GRANTED, GRANTED_TO_GATEWAYS
+from rollbridge.stream import names
 
 PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text(encoding="utf-8")
 WORDS = {Permissions.WRITE: "write", Permissions.CREATE: "create", Permissions.DELETE: "delete"}

@@ -6,23 +6,22 @@ from collections.abc import Mapping
 
 import pytest
 
+from rollbridge.base.effects import AnyEffect, Steps, run
+from rollbridge.base.ids import PREPARED_FIRST, SegmentId
+from rollbridge.base.sn import ANY, DLSN, EMPTY, OPERATION_HEADER, SN, Token
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.batches import LogRecord
-from rollbridge.kafka.fetch import NO_EPOCH, Stretch
-from rollbridge.kafka.segment_tail import EndOf, LineageTails, Need, Question, Read, T, drive
-from rollbridge.model.cas import Condition, Scope, holds, is_refuted, place_of, why_moved
-from rollbridge.model.epochs import EpochCause, EpochHistory, check_chain
-from rollbridge.model.ids import PREPARED_FIRST, SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import GroupName, Partition, StreamName
-from rollbridge.model.partitioners import Partitioner, native_partition
-from rollbridge.model.reader_group import Reset, SegmentStanding, decide
-from rollbridge.model.reading import ReadingPlan
-from rollbridge.model.records import StreamConfig, TopicLimits
-from rollbridge.model.routing import StreamView
-from rollbridge.model.sn import ANY, DLSN, EMPTY, OPERATION_HEADER, SN, Token
-from rollbridge.model.truncation import consistent, first_needed, frontier, without_epochs
+from rollbridge.kafka.fetch import Stretch
+from rollbridge.kafka.segment_tail import EndOf, LineageTails, Read, T
+from rollbridge.stream.conditions import Condition, Scope, holds, is_refuted, place_of, why_moved
+from rollbridge.stream.config import StreamConfig, TopicLimits
+from rollbridge.stream.epochs import EpochCause, EpochHistory, check_chain, without_epochs
+from rollbridge.stream.group_offsets import NO_EPOCH
+from rollbridge.stream.keyspace import KeyRange, Partitioner, even_ranges, native_partition
+from rollbridge.stream.names import GroupName, Partition, StreamName
+from rollbridge.stream.reading import KeyLineage, ReadingPlan, Reset, SegmentStanding, decide
+from rollbridge.stream.routing import StreamView
+from rollbridge.stream.truncation import consistent, first_needed, frontier
 
 NAME = StreamName("topics", "orders")
 CONFIG = StreamConfig(
@@ -181,35 +180,35 @@ def sn(number: int, offset: int) -> SN:
 
 def test_a_key_that_stays_has_conditions_as_before() -> None:
     stays = key_that_lay(0, 0)
-    course = KeyLineage.of(CONFIG, GROWN, stays)
-    assert course.former == ()
-    assert place_of(sn(0, 7), course) == 7
-    assert holds(Condition(sn(0, 7), Scope.KEY, stays), EMPTY, 20, course)
-    with pytest.raises(InvalidRequestError, match="of another key range"):
-        place_of(sn(1, 7), course)
+    lineage = KeyLineage.of(CONFIG, GROWN, stays)
+    assert lineage.former == ()
+    assert place_of(sn(0, 7), lineage) == 7
+    assert holds(Condition(sn(0, 7), Scope.KEY, stays), EMPTY, 20, lineage)
+    with pytest.raises(InvalidRequestError, match="another key range"):
+        place_of(sn(1, 7), lineage)
 
 
 def test_an_expectation_of_a_key_that_has_moved_is_refused_and_says_why() -> None:
     moved = key_that_lay(0, 2)
-    course = KeyLineage.of(CONFIG, GROWN, moved)
-    assert course.active == of(2)
-    assert [stage.segment for stage in course.former] == [of(0)]
+    lineage = KeyLineage.of(CONFIG, GROWN, moved)
+    assert lineage.active == of(2)
+    assert [stage.segment for stage in lineage.former] == [of(0)]
     for scope in Scope:
         was = Condition(sn(0, 7), scope, moved)
-        assert place_of(was.expected, course) is None
+        assert place_of(was.expected, lineage) is None
         for last in (EMPTY, sn(0, 7), sn(2, 3)):
-            assert not holds(was, last, 20, course)
-        assert holds(Condition(ANY, scope, moved), sn(2, 3), 20, course)
-        assert holds(Condition(sn(2, 3), scope, moved), sn(2, 3), 20, course)
+            assert not holds(was, last, 20, lineage)
+        assert holds(Condition(ANY, scope, moved), sn(2, 3), 20, lineage)
+        assert holds(Condition(sn(2, 3), scope, moved), sn(2, 3), 20, lineage)
     # What is told is the record that stands where the key has lain, if there is none where it lies.
-    assert not holds(Condition(EMPTY, Scope.KEY, moved), sn(0, 7), 20, course)
-    assert holds(Condition(EMPTY, Scope.KEY, moved), EMPTY, 20, course)
+    assert not holds(Condition(EMPTY, Scope.KEY, moved), sn(0, 7), 20, lineage)
+    assert holds(Condition(EMPTY, Scope.KEY, moved), EMPTY, 20, lineage)
     # A sequence id alone does not say in which partition.
-    assert not holds(Condition(SN(sequence_id=7), Scope.KEY, moved), EMPTY, 20, course)
-    assert not is_refuted(Condition(SN(sequence_id=7), Scope.KEY, moved), sn(2, 9), course)
-    assert "lies in partition 2 now and lay in 0" in why_moved(sn(0, 7), EMPTY, course)
-    assert "lies in partition 2 now and lay in 0" in why_moved(EMPTY, sn(0, 7), course)
-    assert why_moved(sn(2, 1), sn(2, 3), course) == ""
+    assert not holds(Condition(SN(sequence_id=7), Scope.KEY, moved), EMPTY, 20, lineage)
+    assert not is_refuted(Condition(SN(sequence_id=7), Scope.KEY, moved), sn(2, 9), lineage)
+    assert "is in partition 2 now and was in 0" in why_moved(sn(0, 7), EMPTY, lineage)
+    assert "is in partition 2 now and was in 0" in why_moved(EMPTY, sn(0, 7), lineage)
+    assert why_moved(sn(2, 1), sn(2, 3), lineage) == ""
     assert [stage.segment for stage in KeyLineage.of(CONFIG, left(GROWN), moved).former] == [of(0)], "left or not"
 
 
@@ -219,9 +218,9 @@ def test_a_key_that_has_come_back_lies_where_it_lay() -> None:
     key = next(
         key for key in KEYS if [native_partition(Partitioner.MURMUR2, key, n) for n in (2, 3, 4)] == [0, 2, 0]
     )  # fmt: skip
-    course = KeyLineage.of(config, again, key)
-    assert course.active == of(0)
-    assert [stage.segment for stage in course.former] == [of(2)]
+    lineage = KeyLineage.of(config, again, key)
+    assert lineage.active == of(0)
+    assert [stage.segment for stage in lineage.former] == [of(2)]
 
 
 class Logs:
@@ -230,16 +229,15 @@ class Logs:
     def __init__(self, logs: Mapping[Partition, list[LogRecord]]) -> None:
         self.logs = logs
 
-    def ask(self, question: Question[T]) -> T:
-        return drive(question, self._answer)
+    def ask(self, question: Steps[T]) -> T:
+        return run(question, self._answer)
 
-    def _answer(self, need: Need) -> Stretch | int | bool:
-        records = self.logs.get(need.place, [])
+    def _answer(self, need: AnyEffect) -> Stretch | int | bool:
         match need:
-            case EndOf():
-                return len(records)
-            case Read():
-                return Stretch(need.offset, need.to, records[need.offset : need.to], need.to, 0, NO_EPOCH)
+            case EndOf(place):
+                return len(self.logs.get(place, []))
+            case Read(place, offset, to):
+                return Stretch(offset, to, self.logs.get(place, [])[offset:to], to, 0, NO_EPOCH)
             case _:
                 return False  # no offsets are missing
 
@@ -249,13 +247,13 @@ def test_a_write_is_found_where_its_key_lay() -> None:
     record = LogRecord(0, 0, moved, b"", [(OPERATION_HEADER, mark)])
     logs, tails = Logs({CONFIG.place(of(0)): [record]}), LineageTails(CONFIG.place)
     for history in (GROWN, left(GROWN)):
-        course = KeyLineage.of(CONFIG, history, moved)
+        lineage = KeyLineage.of(CONFIG, history, moved)
         for since in (EMPTY, sn(0, 7), SN(sequence_id=7)):
-            assert logs.ask(tails.find(course, Token(mark, moved, since))) == [sn(0, 0)]
-        assert logs.ask(tails.find(course, Token(b"b" * 16, moved, EMPTY))) == []
-        assert course.base(of(0)) == 0, "a token that names its place is looked for there"
+            assert logs.ask(tails.find(lineage, Token(mark, moved, since))) == [sn(0, 0)]
+        assert logs.ask(tails.find(lineage, Token(b"b" * 16, moved, EMPTY))) == []
+        assert lineage.base(of(0)) == 0, "a token that names its place is looked for there"
         # What expects a record where the key lies now was written there.
-        assert logs.ask(tails.find(course, Token(mark, moved, sn(2, 0)))) == []
+        assert logs.ask(tails.find(lineage, Token(mark, moved, sn(2, 0)))) == []
 
 
 @pytest.mark.parametrize("prepared", [{}, {0: SegmentId.of(PREPARED_FIRST, 3)}])
@@ -264,27 +262,27 @@ def test_a_late_transaction_is_seen_where_it_is_merged_after_the_topic_was_left(
 ) -> None:
     moved, late = key_that_lay(0, 2), rolled(left(GROWN), prepared)
     (duplicate,) = late.began_with(3)
-    course = KeyLineage.of(CONFIG, late, moved)
-    assert [stage.segment for stage in course.former] == [of(0), duplicate.id]
-    before, after = course.stages[-1], course.active
-    assert course.former_after(before.segment) == course.former[-1:]
-    assert course.former_after(after) == (), "beside what is active"
+    lineage = KeyLineage.of(CONFIG, late, moved)
+    assert [stage.segment for stage in lineage.former] == [of(0), duplicate.id]
+    before, after = lineage.stages[-1], lineage.active
+    assert lineage.former_after(before.segment) == lineage.former[-1:]
+    assert lineage.former_after(after) == (), "beside what is active"
     stays = key_that_lay(0, 0)
     assert KeyLineage.of(CONFIG, late, stays).former == ()
     logs = Logs({CONFIG.place(duplicate.id): [LogRecord(0, 0, moved, b"", [])]})
     tails, base = LineageTails(CONFIG.place), late.graph.sequence_bases[duplicate.id]
     merged = SN(DLSN(duplicate.id.epoch, duplicate.id.number, 0), None, base)
     expected = sn(2, 3)
-    assert place_of(expected, course) == 3
+    assert place_of(expected, lineage) == 3
     for since in (None, 3):
-        last = logs.ask(tails.last(course, moved, 0, since))
+        last = logs.ask(tails.last(lineage, moved, 0, since))
         assert last == merged
         for item in (EMPTY, expected, last):
             condition = Condition(item, Scope.KEY, moved)
-            assert not holds(condition, last, course.active_base, course)
-            assert "lay in 0, and" in why_moved(item, last, course)
+            assert not holds(condition, last, lineage.active_base, lineage)
+            assert "was in 0, and" in why_moved(item, last, lineage)
     # Once it was written where the key lies now, expectations hold.
     logs.logs = {**logs.logs, CONFIG.place(after): [LogRecord(0, 0, moved, b"", [])]}
-    now = SN(DLSN(after.epoch, after.number, 0), None, course.active_base)
-    assert logs.ask(LineageTails(CONFIG.place).last(course, moved, 1)) == now
-    assert holds(Condition(now, Scope.KEY, moved), now, course.active_base + 1, course)
+    now = SN(DLSN(after.epoch, after.number, 0), None, lineage.active_base)
+    assert logs.ask(LineageTails(CONFIG.place).last(lineage, moved, 1)) == now
+    assert holds(Condition(now, Scope.KEY, moved), now, lineage.active_base + 1, lineage)

@@ -14,7 +14,7 @@ import numpy
 import pytest
 
 import rollbridge
-from rollbridge.arguments import (
+from rollbridge.base.arguments import (
     CheckedParameters,
     as_bytes,
     as_headers,
@@ -26,9 +26,9 @@ from rollbridge.arguments import (
     checked_call,
     from_fault_on,
 )
-from rollbridge.calls import Timeout, as_seconds, as_timedelta
+from rollbridge.base.deadlines import Timeout, as_seconds, as_timedelta
+from rollbridge.base.ids import TransactionId
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model.ids import TransactionId
 
 FOR_EACH_RECORD = {"write", "put_batch"}
 """They check by themselves; see test_client_refusals of the integration tests."""

@@ -14,24 +14,8 @@ from confluent_kafka import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollbridge.consumer.records import Origin, message_of
-from rollbridge.consumer.stretches import SegmentStretch, StoredBatch, StoredRecord
-from rollbridge.consumer.writers import NUMBERS_MAX, RUNS_MAX, FetchedHeads, Writers, seen_in
-from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError
-from rollbridge.kafka.batches import (
-    BatchBuilder,
-    LogRecord,
-    crc32c,
-    framed,
-    parse_header,
-    read_records,
-    rebatch,
-)
-from rollbridge.kafka.committed import attributed, committed_records, iterate_any_records
-from rollbridge.kafka.fetch_plan import Fetched
-from rollbridge.kafka.segment_tail import sn_of
-from rollbridge.kafka.signed_runs import signed_batch
-from rollbridge.model.attribution import (
+from bridge.tests.strategies import histories, segment_ids, transaction_ids
+from rollbridge.base.attribution import (
     HEADER_VALUE_BYTES,
     RECORD_HEADER,
     append_step,
@@ -41,9 +25,19 @@ from rollbridge.model.attribution import (
     unpack_record_header,
     unpack_run,
 )
-from rollbridge.model.avro import encode_long
-from rollbridge.model.ids import SegmentId, TransactionId, local_sequence
-from rollbridge.model.names import Partition
+from rollbridge.base.avro import encode_long
+from rollbridge.base.ids import SegmentId, TransactionId, local_sequence
+from rollbridge.base.sn import DLSN
+from rollbridge.consumer.fetched_ranges import FetchedRange, StoredBatch, StoredRecord
+from rollbridge.consumer.records import NUMBERS_MAX, RUNS_MAX, FetchedHeads, Origin, Writers, message_of, seen_in
+from rollbridge.doctor.verification import signed_batch
+from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError
+from rollbridge.kafka.batches import BatchBuilder, LogRecord, crc32c, framed, parse_header, read_records, rebatch
+from rollbridge.kafka.committed import attributed, committed_records, iterate_any_records
+from rollbridge.kafka.fetch_plan import Fetched
+from rollbridge.kafka.segment_tail import sn_of
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.names import Partition
 
 T = TransactionId.of(3, 42)
 PLACE: Partition = ("sales.orders.0.#epoch.0", 0)
@@ -406,7 +400,7 @@ def _by_reader(batches: list[bytes], end: int) -> dict[str, dict[int, Any]]:
     raw = b"".join(batches)
     headers = [(parse_header(batch), memoryview(batch)) for batch in batches]
     origin = Origin(lambda _: None)
-    stretch = SegmentStretch(Fetched(PLACE, 0, end, headers, [], end, end), SegmentId.of(0, 0), range(end), origin)
+    stretch = FetchedRange(Fetched(PLACE, 0, end, headers, [], end, end), SegmentId.of(0, 0), range(end), origin)
     stored = list(stretch.records())
     found: dict[str, dict[int, Any]] = {
         "reader": {
@@ -438,9 +432,9 @@ def _last(batch: bytes) -> int:
 
 def test_a_spark_query_ends_where_nobody_knows_who_wrote_a_record_unless_losses_are_to_be_left_out() -> None:
     pa = pytest.importorskip("pyarrow")
-    from rollbridge.spark.columns import record_batch
     from rollbridge.spark.planning import SegmentPlace
     from rollbridge.spark.source_records import committed_end
+    from rollbridge.spark.source_task import record_batch
 
     whole = one_frame(0, 3) + one_frame(3, 3)
     raw = _compacted(whole, [record for record in whole if record.offset != 3])
@@ -539,8 +533,8 @@ HOSTILE: dict[str, list[tuple[str, bytes | None]]] = {
 @pytest.mark.parametrize("place", [0, 2, 5])
 def test_every_reader_takes_a_hostile_header_for_the_same(headers: list[tuple[str, bytes | None]], place: int) -> None:
     pytest.importorskip("pyarrow")
-    from rollbridge.spark.columns import _Maker
     from rollbridge.spark.source_records import committed_end
+    from rollbridge.spark.source_task import _Maker
 
     batch = one_frame(0, 6)
     batch[place] = batch[place]._replace(headers=headers)
@@ -602,3 +596,57 @@ def _stamped(batch: list[LogRecord]) -> bytes:
 def test_a_part_has_its_place_in_the_number() -> None:
     sequences = [local_sequence(5, count) for count in (0, 1, 9)]
     assert list(unpack_run(packed(T, sequences)).sequences()) == sequences
+
+
+# DLSNs and the record header: round trips, order, refusals.
+
+
+offsets = st.integers(0, (1 << 63) - 1)
+
+
+@given(segment_ids, offsets, offsets)
+def test_a_dlsn_reads_back_from_its_text(segment: SegmentId, offset: int, local: int) -> None:
+    dlsn = DLSN.of(segment, offset, local)
+    assert DLSN.parse(str(dlsn)) == dlsn
+    assert dlsn.segment == segment
+
+
+def test_text_of_a_dlsn() -> None:
+    assert str(DLSN(epoch=4, number=0, offset=17, local_sequence=3)) == "4-0:17:3"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "4-0:17", "4-0:17:3:1", "4:17:3", "-4-0:17:3", "4-0:-17:3", " 4-0:17:3", "4-0:1_7:3", "+4-0:17:3", "٤-0:1:1"],
+)
+def test_text_that_is_no_dlsn_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InvalidRequestError, match="such as 4-0:17:3"):
+        DLSN.parse(text)
+
+
+@given(histories(), st.floats(0.0, 1.0, exclude_max=True), st.data())
+def test_dlsns_of_one_key_sort_in_the_order_of_its_records(
+    history: EpochHistory, position: float, data: st.DataObject
+) -> None:
+    written: list[DLSN] = []
+    for record in history.records:
+        segment = record.segment_at(position).id
+        if not written or written[-1].segment != segment:
+            count = data.draw(st.integers(0, 2))
+            written.extend(DLSN.of(segment, offset) for offset in range(count))
+    assert written == sorted(written)
+
+
+def test_the_record_header_is_16_bytes_of_id_and_8_of_local_sequence() -> None:
+    value = pack_record_header(TransactionId.of(1, 42), 258)
+    assert value.hex() == "0001000000000000000000000000002a" + "0000000000000102"
+
+
+@given(transaction_ids, st.integers(0, (1 << 63) - 1))
+def test_the_record_header_round_trips(transaction: TransactionId, local: int) -> None:
+    assert unpack_record_header(pack_record_header(transaction, local)) == (transaction, local)
+
+
+def test_a_header_with_a_foreign_id_is_refused() -> None:
+    with pytest.raises(InvalidRequestError):
+        unpack_record_header(b"\xff" * HEADER_VALUE_BYTES)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rollbridge.base.avro import encode_long, encode_text
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model.avro import encode_long, encode_text
 
 LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
 

@@ -11,6 +11,7 @@ from google_crc32c import value as crc32c
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from bridge.tests.batch_makers import Input, build, codecs, inputs, runs
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import batches
 from rollbridge.kafka.batches import (
@@ -34,26 +35,6 @@ from rollbridge.kafka.batches import (
 from rollbridge.kafka.queues import SEQUENCE_MAX
 
 NOW = 1_700_000_000_000
-
-# timestamp, key, value, headers
-Input = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
-
-inputs = st.tuples(
-    st.integers(0, 1 << 45),
-    st.none() | st.binary(max_size=40),
-    st.none() | st.binary(max_size=200),
-    st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=20)), max_size=3),
-)
-runs = st.lists(inputs, min_size=1, max_size=12)
-codecs = st.sampled_from(list(Compression))
-
-
-def build(records: list[Input], compression: Compression = Compression.NONE) -> bytes:
-    builder = BatchBuilder(1 << 20, compression)
-    for timestamp, key, value, headers in records:
-        assert builder.append(timestamp, key, value, headers)
-    assert builder.count == len(records)
-    return builder.build()
 
 
 def contents(batch: RawBatch) -> list[Input]:

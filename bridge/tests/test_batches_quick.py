@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bridge.tests.test_batches import build, codecs, runs
+from bridge.tests.batch_makers import build, codecs, runs
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import (
     HEADER_BYTES,

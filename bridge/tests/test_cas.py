@@ -10,25 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import ANY, DLSN, EMPTY, SN
 from rollbridge.errors import InvalidRequestError, UnavailableError
-from rollbridge.model.cas import (
+from rollbridge.stream.conditions import (
     Accepted,
     Condition,
     ConditionalWrite,
-    Falling,
-    Mates,
+    NonMonotonicId,
     Refused,
+    RoundBuilder,
     Scope,
     holds,
     is_refuted,
     judge,
     place_of,
 )
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeyRange
+from rollbridge.stream.reading import KeyLineage
 
 WHOLE = EpochHistory.create([KeyRange(0.0, 1.0)], 0)
 HALVES = WHOLE.with_records(WHOLE.plan_scale([0], [KeyRange(0.0, 0.5), KeyRange(0.5, 1.0)], 1)).with_sealed_ends(
@@ -144,7 +144,7 @@ def test_scope_key_needs_a_key() -> None:
 @pytest.mark.parametrize("dlsn", [DLSN(1, 2, 0), DLSN(7, 0, 0), DLSN(0, 3, 0)])
 @pytest.mark.parametrize("scope", Scope)
 def test_a_segment_of_other_keys_or_of_another_stream_is_refused(dlsn: DLSN, scope: Scope) -> None:
-    with pytest.raises(InvalidRequestError, match="another stream, or of another key range"):
+    with pytest.raises(InvalidRequestError, match="another stream, another key range"):
         holds(Condition(SN(dlsn=dlsn), scope, KEY), EMPTY, 20, LOW)
 
 
@@ -163,19 +163,19 @@ def test_a_course_whose_base_is_not_known_yet_has_to_be_waited_for() -> None:
 
 @given(histories(), st.floats(0.0, 1.0, exclude_max=True))
 def test_a_course_is_the_lineage_of_one_position_newest_first(history: EpochHistory, position: float) -> None:
-    course = KeyLineage(history, position)
+    lineage = KeyLineage(history, position)
     along = list(dict.fromkeys(record.segment_at(position).id for record in history.records))
-    assert [stage.segment for stage in course.stages] == along[::-1]
-    assert course.stages[0].segment == course.active == history.active.segment_at(position).id
-    assert course.stages[0].end is None
+    assert [stage.segment for stage in lineage.stages] == along[::-1]
+    assert lineage.stages[0].segment == lineage.active == history.active.segment_at(position).id
+    assert lineage.stages[0].end is None
     bases = history.graph.sequence_bases
-    for stage in course.stages:
-        assert stage.base == bases[stage.segment] == course.base(stage.segment)
-    for later, earlier in zip(course.stages, course.stages[1:], strict=False):
+    for stage in lineage.stages:
+        assert stage.base == bases[stage.segment] == lineage.base(stage.segment)
+    for later, earlier in zip(lineage.stages, lineage.stages[1:], strict=False):
         assert earlier.end is not None
         assert later.base >= earlier.base + earlier.end
     others = set(history.segments()) - set(along)
-    assert all(course.base(segment) is None for segment in others)
+    assert all(lineage.base(segment) is None for segment in others)
 
 
 # Rounds -------------------------------------------------------------------------------------------------------------
@@ -209,9 +209,9 @@ def entry(write: Write) -> ConditionalWrite:
     return ConditionalWrite(condition, FLAT, write.keys, write.all_ids, write.after, write.rising)
 
 
-def fits(mates: Sequence[ConditionalWrite], item: ConditionalWrite) -> bool:
-    round_ = Mates()
-    for mate in mates:
+def fits(round_builder: Sequence[ConditionalWrite], item: ConditionalWrite) -> bool:
+    round_ = RoundBuilder()
+    for mate in round_builder:
         round_.add(mate)
     return round_.fits(item)
 
@@ -278,7 +278,7 @@ def rounds(draw: st.DrawFn) -> tuple[list[bytes | None], list[Write]]:
 
 def decided(
     log: list[bytes | None], writes: list[Write], last_id: int | None = None
-) -> list[Accepted | Refused | Falling]:
+) -> list[Accepted | Refused | NonMonotonicId]:
     places = [place for place, key in enumerate(log) if key is not None]
     last = at(places[-1]) if places else EMPTY
     key_lasts = {key: next((at(place) for place in reversed(places) if log[place] == key), EMPTY) for key in KEYS}
@@ -338,7 +338,7 @@ def test_transaction_ids_that_fall(
 ) -> None:
     write = Write((b"a",) * max(len(ids), 1), Scope.SEGMENT, ANY, None, ids, rising)
     [verdict] = decided([], [write], before)
-    assert verdict == Falling(*falls) if rising and falls else isinstance(verdict, Accepted)
+    assert verdict == NonMonotonicId(*falls) if rising and falls else isinstance(verdict, Accepted)
 
 
 def test_another_record_than_expected_is_told_before_an_id_that_falls() -> None:

@@ -13,10 +13,13 @@ from pathlib import Path
 import pytest
 
 from bridge.tests.sim_cas import Stuck, World, faults
+from rollbridge.base.effects import AnyEffect, Steps
+from rollbridge.base.sn import DLSN, EMPTY, SN
 from rollbridge.cas import machine
 from rollbridge.cas.machine import (
     EVENTS,
     MOVES,
+    AppendQueue,
     Began,
     ConditionalAppend,
     Ended,
@@ -26,14 +29,13 @@ from rollbridge.cas.machine import (
     RoundState,
     Stable,
 )
-from rollbridge.cas.queue import AppendQueue
 from rollbridge.cas.request import AppendRequest
 from rollbridge.errors import UnavailableError
-from rollbridge.kafka.fetch import NO_EPOCH, Stretch
-from rollbridge.kafka.segment_tail import LineageTails, Question, Read, SegmentTail
-from rollbridge.model.cas import Accepted, Falling, Refused
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.sn import DLSN, EMPTY, SN
+from rollbridge.kafka.fetch import Stretch
+from rollbridge.kafka.segment_tail import LineageTails, Read, SegmentTail
+from rollbridge.stream.conditions import Accepted, NonMonotonicId, Refused
+from rollbridge.stream.group_offsets import NO_EPOCH
+from rollbridge.stream.reading import KeyLineage
 
 SEEDS = range(80)
 
@@ -47,7 +49,7 @@ def run(seed: int) -> World:
 def test_no_promise_is_broken_whatever_is_lost_late_or_contended(monkeypatch: pytest.MonkeyPatch) -> None:
     visited: set[tuple[RoundState, type[machine.RoundEvent]]] = set()
 
-    def handle(round_: ConditionalAppend, event: machine.RoundEvent) -> machine.RoundEffect | None:
+    def handle(round_: ConditionalAppend, event: machine.RoundEvent) -> AnyEffect | None:
         visited.add((round_.state, type(event)))
         return original(round_, event)
 
@@ -99,7 +101,7 @@ def test_what_cannot_happen_is_no_event(state: RoundState, event: type[machine.R
 def looking_before_appending(patch: pytest.MonkeyPatch) -> None:
     """What is accepted by a look is not looked at again where the records stand."""
 
-    def decide(round_: ConditionalAppend, event: machine.Appended) -> machine.RoundEffect | None:
+    def decide(round_: ConditionalAppend, event: machine.Appended) -> AnyEffect | None:
         round_.state, round_._offset = RoundState.DECIDING, event.offset
         return round_.handle(Stable(_all_accepted(round_, event.offset)))
 
@@ -120,8 +122,8 @@ def _sn(round_: ConditionalAppend, offset: int) -> SN:
 def not_waiting(patch: pytest.MonkeyPatch) -> None:
     """What is undecided is taken for nothing."""
 
-    def part(self: SegmentTail, offset: int, to: int, epoch: int = NO_EPOCH) -> Question[Stretch]:
-        found: Stretch = yield Read(self.place, offset, offset, epoch)
+    def part(self: SegmentTail, offset: int, to: int, epoch: int = NO_EPOCH) -> Steps[Stretch]:
+        found = yield from Read(self.place, offset, offset, epoch)
         return found._replace(end=to, records=[record for record in found.records if record.offset < to])
 
     patch.setattr(SegmentTail, "part", part)
@@ -130,7 +132,7 @@ def not_waiting(patch: pytest.MonkeyPatch) -> None:
 def trusting_offsets(patch: pytest.MonkeyPatch) -> None:
     """What stands right behind the expected record is taken for its marker."""
 
-    def verdicts(round_: ConditionalAppend, offset: int) -> Question[list[object]]:
+    def verdicts(round_: ConditionalAppend, offset: int) -> Steps[list[object]]:
         expected = round_.entries[0].condition.expected.dlsn
         found = yield from original(round_, offset)
         if expected is not None and expected.segment == round_.tail.segment and 0 < offset - expected.offset <= 2:
@@ -164,7 +166,7 @@ def doubting_at_once(patch: pytest.MonkeyPatch) -> None:
 def refusing_repetitions(patch: pytest.MonkeyPatch) -> None:
     """A write that comes again is refused because of itself."""
 
-    def refuse(self: AppendQueue, request: AppendRequest, verdict: Refused | Falling, _: object) -> None:
+    def refuse(self: AppendQueue, request: AppendRequest, verdict: Refused | NonMonotonicId, _: object) -> None:
         request.settle(self.refusal(request, verdict) if isinstance(verdict, Refused) else UnavailableError(""))
 
     patch.setattr(AppendQueue, "_refuse", refuse)
@@ -173,7 +175,7 @@ def refusing_repetitions(patch: pytest.MonkeyPatch) -> None:
 def refusing_in_old_segments(patch: pytest.MonkeyPatch) -> None:
     """A look refuses without asking whether the segment is sealed."""
 
-    def choose(round_: ConditionalAppend, event: Stable) -> machine.RoundEffect | None:
+    def choose(round_: ConditionalAppend, event: Stable) -> AnyEffect | None:
         effect = ConditionalAppend._choose(round_, event)
         return round_.handle(Replied(None)) if round_.state is RoundState.CHECKING else effect
 
@@ -184,9 +186,9 @@ def forgetting_predecessors(patch: pytest.MonkeyPatch) -> None:
     """An empty segment is taken for a stream in which nothing was written."""
 
     def last(
-        self: LineageTails, course: KeyLineage, key: bytes | None, to: int, since: int | None = None
-    ) -> Question[SN]:
-        tail = self.active(course)
+        self: LineageTails, lineage: KeyLineage, key: bytes | None, to: int, since: int | None = None
+    ) -> Steps[SN]:
+        tail = self.active(lineage)
         return (yield from tail.last(to) if key is None else tail.last_of(key, 0, to)) or EMPTY
 
     patch.setattr(LineageTails, "last", last)
@@ -233,7 +235,7 @@ def repeating_commits(patch: pytest.MonkeyPatch) -> None:
 def committing_what_is_refuted(patch: pytest.MonkeyPatch) -> None:
     """What is refuted early is committed before it is read on."""
 
-    def hurry(round_: ConditionalAppend, _: Refuted) -> machine.RoundEffect | None:
+    def hurry(round_: ConditionalAppend, _: Refuted) -> AnyEffect | None:
         return round_.handle(Stable(_all_accepted(round_, round_._offset)))
 
     patch.setitem(MOVES, (RoundState.DECIDING, Refuted), hurry)

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from typing import BinaryIO
@@ -17,24 +18,23 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories
+from rollbridge.base.attribution import RECORD_HEADER, pack_record_header
+from rollbridge.base.ids import SegmentId, TransactionId
+from rollbridge.base.sn import DLSN
+from rollbridge.base.text import printable
 from rollbridge.cli import records as values
-from rollbridge.cli.common import CliContext, ExitCode
+from rollbridge.cli.common import CliContext, ExitCode, counted, duration, moment, table
 from rollbridge.cli.produce import LINE_BYTES_MAX, lines, split
 from rollbridge.cli.records import FIELDS, json_line, line_of
 from rollbridge.cli.stream import description_text, divide, history_table, stream_table
-from rollbridge.cli.tables import counted, duration, moment, table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.consumer.records import Origin, Record, record_of
 from rollbridge.errors import InvalidRangesError, InvalidRequestError, LocalEnvironmentError, RecordTooLargeError
-from rollbridge.model.attribution import RECORD_HEADER, pack_record_header
-from rollbridge.model.changes import TOPIC_DELETED, StreamFault
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import StreamConfig
-from rollbridge.model.sn import DLSN
-from rollbridge.model.text import printable
+from rollbridge.metadata.changes import TOPIC_DELETED, StreamFault
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeyRange, check_partition, even_ranges
+from rollbridge.stream.names import GroupName, StreamName
 
 
 class Full(io.StringIO):
@@ -52,84 +52,65 @@ def test_a_result_that_standard_output_does_not_take_stands_in_the_error(monkeyp
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"),
-    [("90s", 90), ("15m", 900), ("36h", 129_600), ("2d", 172_800), ("1w", 604_800), ("1d12h", 129_600), ("1.5s", 1.5)],
+    ("parse", "text", "value"),
+    [
+        (values.duration, "90s", timedelta(seconds=90)),
+        (values.duration, "15m", timedelta(seconds=900)),
+        (values.duration, "36h", timedelta(seconds=129_600)),
+        (values.duration, "2d", timedelta(seconds=172_800)),
+        (values.duration, "1w", timedelta(seconds=604_800)),
+        (values.duration, "1d12h", timedelta(seconds=129_600)),
+        (values.duration, "1.5s", timedelta(seconds=1.5)),
+        (values.duration, "500ms", timedelta(milliseconds=500)),  # and not minutes and seconds
+        (values.duration, "5m500ms", timedelta(minutes=5, milliseconds=500)),
+        (values.size, "0", 0),
+        (values.size, "1000", 1_000),
+        (values.size, "1kB", 1_000),
+        (values.size, "1.5KiB", 1_536),
+        (values.size, "10 GiB", 10 * 1024**3),
+        (values.size, "2tb", 2 * 1000**4),
+        (values.key_range, "0:0.5", (0.0, 0.5)),
+        (values.key_range, "0.25:1", (0.25, 1.0)),
+        (values.key_range, "1e-3:.5", (0.001, 0.5)),
+        (values.segment_numbers, "3", (3,)),
+        (values.segment_numbers, "0,3,4", (0, 3, 4)),
+        (values.escaped, r"a\tb", "a\tb"),
+        (values.escaped, r"\\t", r"\t"),
+        (values.escaped, r"\x41\0", "A\0"),
+        (values.escaped, "{key}", "{key}"),
+        (values.escaped, r"\r\n", "\r\n"),
+        (values.header, "trace=a=b", ("trace", b"a=b")),
+        (values.header, "empty=", ("empty", b"")),
+    ],
 )
-def test_durations(text: str, seconds: float) -> None:
-    assert values.duration(text) == timedelta(seconds=seconds)
-
-
-def test_milliseconds_are_not_minutes_and_seconds() -> None:
-    assert values.duration("500ms") == timedelta(milliseconds=500)
-    assert values.duration("5m500ms") == timedelta(minutes=5, milliseconds=500)
+def test_a_value_is_read(parse: Callable[[str], object], text: str, value: object) -> None:
+    assert parse(text) == value
 
 
 @pytest.mark.parametrize(
-    ("text", "size"),
-    [("0", 0), ("1000", 1_000), ("1kB", 1_000), ("1.5KiB", 1_536), ("10 GiB", 10 * 1024**3), ("2tb", 2 * 1000**4)],
+    ("parse", "texts", "words"),
+    [
+        (values.size, ["", "GiB", "-1", "1 G", "1e3", "10GiBs"], "is not a size"),
+        (
+            values.duration,
+            ["", "90", "s", "-1s", "1 h", "1y", "1d2", "1e3s", "9" * 20 + "w"],
+            r"is not a duration|is too long",
+        ),
+        (values.key_range, ["", "0.5", "0-0.5", "a:b", "0:", ":", "0:0.5:1"], "use LOW:HIGH"),
+        (values.segment_numbers, ["", "a", "1,", "1;2"], "segment numbers"),
+        (values.escaped, [r"\q", "a\\", r"\x4", r"\xzz"], "is not an escape"),
+        (values.header, ["", "=x", "name"], "use NAME=VALUE"),
+    ],
 )
-def test_sizes(text: str, size: int) -> None:
-    assert values.size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1 G", "1e3", "10GiBs"])
-def test_what_is_no_size(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not a size"):
-        values.size(text)
-
-
-@pytest.mark.parametrize("text", ["", "90", "s", "-1s", "1 h", "1y", "1d2", "1e3s", "9" * 20 + "w"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(click.BadParameter, match=r"is not a duration|is too long"):
-        values.duration(text)
-
-
-@pytest.mark.parametrize(("text", "ends"), [("0:0.5", (0.0, 0.5)), ("0.25:1", (0.25, 1.0)), ("1e-3:.5", (0.001, 0.5))])
-def test_key_ranges(text: str, ends: tuple[float, float]) -> None:
-    assert values.key_range(text) == ends
-
-
-@pytest.mark.parametrize("text", ["", "0.5", "0-0.5", "a:b", "0:", ":", "0:0.5:1"])
-def test_what_is_no_key_range(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="use LOW:HIGH"):
-        values.key_range(text)
-
-
-def test_segment_numbers() -> None:
-    assert values.segment_numbers("3") == (3,)
-    assert values.segment_numbers("0,3,4") == (0, 3, 4)
-
-
-@pytest.mark.parametrize("text", ["", "a", "1,", "1;2"])
-def test_what_are_no_segment_numbers(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="segment numbers"):
-        values.segment_numbers(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "plain"), [(r"a\tb", "a\tb"), (r"\\t", r"\t"), (r"\x41\0", "A\0"), ("{key}", "{key}"), (r"\r\n", "\r\n")]
-)
-def test_escapes(text: str, plain: str) -> None:
-    assert values.escaped(text) == plain
+def test_what_is_no_such_value_is_refused(parse: Callable[[str], object], texts: list[str], words: str) -> None:
+    for text in texts:
+        with pytest.raises(click.BadParameter, match=words):
+            parse(text)
 
 
 @given(st.text())
 def test_escaped_backslashes_stand_for_themselves(text: str) -> None:
     assert values.escaped(text.replace("\\", "\\\\")) == text
-
-
-@pytest.mark.parametrize("text", [r"\q", "a\\", r"\x4", r"\xzz"])
-def test_what_is_no_escape(text: str) -> None:
-    with pytest.raises(click.BadParameter, match="is not an escape"):
-        values.escaped(text)
-
-
-def test_headers() -> None:
-    assert values.header("trace=a=b") == ("trace", b"a=b")
-    assert values.header("empty=") == ("empty", b"")
-    for text in ("", "=x", "name"):
-        with pytest.raises(click.BadParameter, match="use NAME=VALUE"):
-            values.header(text)
 
 
 def test_a_table_is_padded_by_what_a_terminal_shows() -> None:
@@ -390,7 +371,7 @@ def test_an_adopted_topic_shows_where_streams_do() -> None:
     assert adopted.split()[-1] == "orders"
     assert "\ntopic " not in description(OWN)
     assert "orders, 1 partition; keys by murmur2\n" in description(ADOPTED)
-    assert "beside what the topic's own settings let Kafka delete" in description(ADOPTED)
+    assert "except what the topic's own settings let Kafka delete" in description(ADOPTED)
     assert "keys by murmur2; sealed, the stream has left it" in description(ADOPTED, left=True)
     assert "topic's own settings" not in description(ADOPTED, left=True)
     assert "its transactions wait: it has 6" in description(ADOPTED, TOPIC_DELETED)

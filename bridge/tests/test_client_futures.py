@@ -11,9 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollbridge.base.ids import SegmentId, TransactionId, local_sequence
+from rollbridge.base.sn import DLSN
 from rollbridge.client.frame_writer import PartWriter
 from rollbridge.client.futures import Completion, FrameLimits, PartSegment, WriteFuture
 from rollbridge.client.results import CommitResult, PartHandle, Piece, find_ends
+from rollbridge.commitlog.control import EXPIRED, ControlKind, ControlRecord, Placement, Run
 from rollbridge.errors import (
     IncompleteError,
     InvalidRequestError,
@@ -24,14 +27,11 @@ from rollbridge.errors import (
     TransactionCommittedError,
     TransactionExpiredError,
 )
-from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord, Placement, Run
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId, TransactionId, local_sequence
-from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import StreamConfig
-from rollbridge.model.routing import Route
-from rollbridge.model.sn import DLSN
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import even_ranges
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge.stream.routing import Route
 
 ID = TransactionId.of(1, 7)
 ORDERS = "sales/orders"
@@ -92,7 +92,7 @@ def test_records_find_the_segment_with_their_number_whatever_its_epoch() -> None
     runs = {by_segment[number]: [Run(0, 10 * (number + 1), count)] for number, count in counts.items()}
     completion.settle(control(ControlKind.COMMIT, placement={ORDERS: runs}), 0)
     for future in futures.values():
-        assert future.result().segment == by_segment[future.slot.number]
+        assert future.result().segment == by_segment[future.part_segment.number]
         assert future.result().local_sequence == future.local_sequence == future.count
 
 
@@ -293,8 +293,8 @@ def test_what_stands_in_prepared_segments_is_found_by_the_numbers_that_it_was_wr
     assert find_ends(placed, {ORDERS: 0}, pieces) == (first, last)
     completion = Completion(ID.bytes)
     completion.settle(placed.encode_value(), 9)
-    slot = PartSegment(completion, 0, ORDERS, 0, 1)
-    assert [slot.locate(index, count) for index, count in enumerate((1, 4, 6))] == [
+    part_segment = PartSegment(completion, 0, ORDERS, 0, 1)
+    assert [part_segment.locate(index, count) for index, count in enumerate((1, 4, 6))] == [
         first,
         DLSN(4, (1 << 30) + 8, 1, local_sequence(0, 4)),
         last,

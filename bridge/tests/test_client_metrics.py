@@ -8,10 +8,8 @@ import time
 import pytest
 from prometheus_client import CollectorRegistry
 
-from bridge.tests.test_client_transaction import ORDERS, PAYMENTS, REFUSED, Bench
-from rollbridge.errors import BackpressureError
-from rollbridge.metrics import collector
-from rollbridge.model.client_metrics import (
+from bridge.tests.transaction_makers import ORDERS, PAYMENTS, REFUSED, Bench
+from rollbridge.base.metrics import (
     FAMILIES,
     ClientMetrics,
     PlainCounts,
@@ -21,7 +19,9 @@ from rollbridge.model.client_metrics import (
     WriteEnd,
     client_samples,
 )
-from rollbridge.model.control import EXPIRED, FENCED, ControlKind
+from rollbridge.commitlog.control import EXPIRED, FENCED, ControlKind
+from rollbridge.errors import BackpressureError
+from rollbridge.metrics import collector
 
 
 def read(bench: Bench) -> ClientMetrics:
@@ -35,8 +35,7 @@ def ends(bench: Bench) -> dict[Unfinished, int]:
 
 def test_a_commit_that_is_asked_for_knows_when_and_what() -> None:
     bench = Bench()
-    bench.use(ORDERS)
-    transaction = bench.begin()
+    transaction = bench.begin(ORDERS)
     transaction.write_all(ORDERS, [(b"k", b"v"), (b"k", b"w")])
     before = transaction.completion.asked
     transaction.commit_async()

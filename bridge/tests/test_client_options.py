@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from rollbridge.client.runtime import ClientOptions
+from rollbridge.config import ClientOptions
 from rollbridge.errors import ConfigError
 
 

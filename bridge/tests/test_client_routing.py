@@ -12,24 +12,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rollbridge.client.runtime import check_not_moved
+from bridge.tests.routing_makers import CONFIG
+from rollbridge.base.ids import Epoch, SegmentId
+from rollbridge.client.writing import check_not_moved
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
-from rollbridge.model.ids import Epoch, SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges, key_hash, position_of_hash
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import StreamConfig
-from rollbridge.model.routing import Route, StreamView, hash_bounds
-from rollbridge.model.segment_graph import Segment
+from rollbridge.stream.epochs import EpochCause, EpochHistory, EpochRecord
+from rollbridge.stream.keyspace import KeyRange, even_ranges, key_hash, position_of_hash
+from rollbridge.stream.names import GroupName
+from rollbridge.stream.routing import Route, StreamView, hash_bounds
+from rollbridge.stream.segment_graph import Segment
 
-CONFIG = StreamConfig(
-    name=StreamName("sales", "orders"),
-    group=GroupName("sales", "g"),
-    buffer_partitions=3,
-    record_bytes_max=777,
-    created_ms=0,
-    buffer_topic_id="",
-)
 inner = st.floats(min_value=0.0, max_value=1.0, exclude_min=True, exclude_max=True)
 
 

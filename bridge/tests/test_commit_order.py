@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitLines, CommitOrder, order_of
-from rollbridge.model.control import FENCED, FORSAKEN, OVERTAKEN
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort, unpack_header
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.transaction import State
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.fold import BufferFold, BufferLimits
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort, unpack_header
+from rollbridge.buffer.state import BufferedTransaction
+from rollbridge.buffer.table import State
+from rollbridge.commitlog.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitLines, CommitOrder, order_of
+from rollbridge.commitlog.control import FENCED, FORSAKEN, OVERTAKEN
 
 STREAM = "s/a"
 LEASE_MS = 1_000

@@ -8,13 +8,19 @@ from hypothesis import strategies as st
 
 import rollbridge_schemas
 from bridge.tests.strategies import sns
-from rollbridge.client.runtime import with_condition
+from rollbridge.base.mapper import Mapper
+from rollbridge.base.sn import ANY, EMPTY
+from rollbridge.buffer.frames import Manifest, PieceKey, decode_manifest
+from rollbridge.client.writing import with_condition
 from rollbridge.errors import CorruptDataError, InvalidRequestError
-from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.conditions import CONDITIONS_MAX, KEY_BYTES_MAX, RefusedCondition, StreamCondition
-from rollbridge.model.frames import Manifest, PieceKey, decode_manifest
-from rollbridge.model.mapper import Mapper
-from rollbridge.model.sn import ANY, EMPTY
+from rollbridge.stream.conditions import (
+    CONDITIONS_MAX,
+    KEY_BYTES_MAX,
+    Condition,
+    RefusedCondition,
+    Scope,
+    StreamCondition,
+)
 
 keys = st.binary(max_size=20)
 conditions = st.builds(

@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 
 import rollbridge_schemas
 from bridge.tests.strategies import segment_ids, sns, stream_names, times_ms, transaction_ids
+from rollbridge.base.ids import SegmentId, TransactionId
+from rollbridge.base.mapper import FRONT, Mapper
+from rollbridge.commitlog.control import ControlKind, ControlRecord, Run, add_run, decode_control
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.conditions import RefusedCondition
-from rollbridge.model.control import ControlKind, ControlRecord, Run, add_run, decode_control
-from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.mapper import Mapper
-from rollbridge.model.versions import FRONT
+from rollbridge.stream.conditions import RefusedCondition
 
 int32 = st.integers(0, (1 << 31) - 1)
 runs = st.builds(Run, int32, times_ms, times_ms)

@@ -6,17 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge.errors import CorruptDataError
-from rollbridge.model.commit_order import CONNECTION_MAX
-from rollbridge.model.ids import (
+from rollbridge.base.ids import (
     COUNTER_MAX,
     JUMP,
     NUMBER_MAX,
     SHARED_MAX,
     START_MAX,
     STRIDE,
+    CounterCheckpoint,
     GroupCounter,
-    Note,
     TransactionId,
     counter_of,
     need_number,
@@ -24,10 +22,12 @@ from rollbridge.model.ids import (
     shared_count,
     split_counter,
 )
-from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import Group
-from rollbridge.model.snapshots import COUNTER_SHOWN_MAX, shown_counter
+from rollbridge.base.ids import ISSUED_MAX as COUNT_MAX
+from rollbridge.buffer.snapshots import COUNTER_SHOWN_MAX, shown_counter
+from rollbridge.commitlog.commit_order import CONNECTION_MAX
+from rollbridge.errors import CorruptDataError
+from rollbridge.metadata.records import Group
+from rollbridge.stream.names import GroupName
 
 GROUP = GroupName("sales")
 numbers, counts = st.integers(0, NUMBER_MAX), st.integers(0, COUNT_MAX)
@@ -124,7 +124,7 @@ def test_an_older_groups_connections_are_told_apart_from_those_before() -> None:
     ],
 )
 def test_an_id_is_believed_if_the_counter_has_given_it_out(number: int, count: int, expected: bool) -> None:
-    counter = GroupCounter(7, frozenset({5}), 1_000, Note(7, 100, 3))
+    counter = GroupCounter(7, frozenset({5}), 1_000, CounterCheckpoint(7, 100, 3))
     identifier = TransactionId.of(9, counter_of(number, count)).bytes
     assert counter.is_given(identifier) == expected
     assert counter.is_ours(identifier) == (number == 7)
@@ -132,15 +132,15 @@ def test_an_id_is_believed_if_the_counter_has_given_it_out(number: int, count: i
     assert GroupCounter().is_given(identifier), "a group without a number believes all of them"
 
 
-@given(st.builds(Note, numbers, counts, st.integers(-1), counts, st.integers(-1, 1 << 31)))
-def test_a_note_stands_in_the_journal(note: Note) -> None:
+@given(st.builds(CounterCheckpoint, numbers, counts, st.integers(-1), counts, st.integers(-1, 1 << 31)))
+def test_a_note_stands_in_the_journal(note: CounterCheckpoint) -> None:
     if note.version < 1 << 31:
-        assert Note.from_text(note.to_text()) == note
+        assert CounterCheckpoint.from_text(note.to_text()) == note
 
 
 @pytest.mark.parametrize("raw", [None, b"", b"1 2", b"1 2 3 4 5x 6", b"x y z", b"9" * 9_000])
 def test_a_note_that_can_not_be_read_is_none(raw: bytes | None) -> None:
-    assert Note.from_text(raw) is None
+    assert CounterCheckpoint.from_text(raw) is None
 
 
 def test_a_group_of_an_earlier_version_has_no_number() -> None:

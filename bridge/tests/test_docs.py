@@ -33,6 +33,7 @@ def test_generated_pages_are_up_to_date() -> None:
         assert path.read_text(encoding="utf-8") == text, f"{path.name} is stale: run `python docs/generate.py`"
 
 
+@pytest.mark.long
 def test_a_stale_page_is_noticed_and_written_anew(tmp_path: Path) -> None:
     copy = tmp_path / "docs"
     shutil.copytree(DOCS, copy)
@@ -234,3 +235,20 @@ def _check_command(words: list[str], line: str) -> None:
         command = gateway_command
     known = {name for parameter in (*command.params, *command_line.params) for name in parameter.opts}
     assert {word.partition("=")[0] for word in words if word.startswith("--")} <= known, line
+
+
+def test_the_tour_passes_through_files_that_tell_their_part() -> None:
+    page = (DOCS / "tour.md").read_text(encoding="utf-8")
+    tours = re.findall(r"^## One ([a-z ]+), in (\w+) files$(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
+    assert [(name, words) for name, words, _ in tours] == [
+        ("commit", "eight"),
+        ("read", "three"),
+        ("gateway request", "five"),
+    ]
+    for name, words, stops in tours:
+        files = re.findall(r"^\d\. .*\]\(\.\./([\w/]+\.py)\)", stops, re.MULTILINE)
+        assert len(files) == {"eight": 8, "three": 3, "five": 5}[words]
+        for number, file in enumerate(files, 1):
+            docstring = ast.get_docstring(ast.parse((ROOT / file).read_text(encoding="utf-8")))
+            assert docstring is not None
+            assert f"Tour of a {name}, stop {number} of {len(files)}: see docs/tour.md." in docstring, file

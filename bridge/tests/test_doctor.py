@@ -9,101 +9,53 @@ from typing import Any
 
 import pytest
 
-from rollbridge.doctor.checks import ADOPTED_OPERATIONS, ALIKE_MAX, CLUSTER_OPERATIONS, find, fold, topic_operations
+from bridge.tests.doctor_makers import (
+    ACTIVE,
+    BUFFER,
+    COMPACT,
+    CONFIG,
+    FIRST,
+    FOUND,
+    GOOD,
+    GROUP,
+    HOUR_MS,
+    INDEXES,
+    KEEP,
+    LOG,
+    NOW_MS,
+    OLD,
+    OUTCOMES,
+    SCALED,
+    SEGMENTS,
+    SNAPSHOT,
+    STREAM,
+    topic,
+)
+from rollbridge.base.ids import Epoch, SegmentId, TransactionId
+from rollbridge.buffer.snapshot_topic import EndedSince
+from rollbridge.buffer.snapshots import SegmentIndex
+from rollbridge.doctor.checks import ALIKE_MAX, find, fold
 from rollbridge.doctor.facts import (
     DEFAULT_ENTITY,
-    BrokerFacts,
     ClusterFacts,
-    GroupFacts,
     OpenNative,
     QuotaFacts,
     Severity,
     SnapshotFacts,
     StreamFacts,
-    TopicFacts,
 )
 from rollbridge.kafka.batches import LogRecord
-from rollbridge.kafka.seal import SEALED
-from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince
-from rollbridge.model.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
-from rollbridge.model.epochs import EpochCause, EpochHistory
-from rollbridge.model.ids import Epoch, SegmentId, TransactionId
-from rollbridge.model.journal import LOG_BEGINS
-from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic
-from rollbridge.model.records import (
-    FOREVER,
-    SEGMENTS_MAX,
-    Coordinator,
-    Group,
-    RecordTimes,
-    StreamConfig,
-    StreamState,
-    TopicLimits,
-    TransactionRecord,
-)
-from rollbridge.model.segment_graph import Segment
-from rollbridge.model.snapshots import SegmentIndex, Snapshot
+from rollbridge.metadata.access import ADOPTED_OPERATIONS, topic_operations
+from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
+from rollbridge.metadata.journal import LOG_BEGINS
+from rollbridge.metadata.records import SEGMENTS_MAX, Coordinator, Group, TransactionRecord
+from rollbridge.stream.config import FOREVER, RecordTimes, StreamConfig, StreamState, TopicLimits
+from rollbridge.stream.epochs import EpochCause, EpochHistory
+from rollbridge.stream.keyspace import KeyRange, even_ranges
+from rollbridge.stream.names import StreamName, snapshot_indexes_topic
+from rollbridge.stream.segment_graph import Segment
 
-GROUP, STREAM = GroupName("sales"), StreamName("sales", "orders")
-NOW_MS = 10_000_000
-HOUR_MS = 3_600_000
-KEEP = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1", "min.insync.replicas": "2"}
-FIRST = EpochHistory.create(even_ranges(1), 0)
-SCALED = FIRST.with_records(
-    replace(FIRST.plan_scale([0], even_ranges(2), 1), sealed_ends={item.id: 9 for item in FIRST.active.segments})
-)
-SEGMENTS = {STREAM.segment_topic(segment): segment for segment in SCALED.segments()}
-OLD, ACTIVE = next(iter(SEGMENTS)), list(SEGMENTS)[1]
-
-
-def topic(name: str, **changes: Any) -> TopicFacts:
-    sealed = name == OLD
-    config = {**KEEP, **(SEALED if sealed else {})}
-    known = TopicFacts(name, f"id of {name}", 3, 3, config, sealed, topic_operations(name))
-    return replace(known, **changes)
-
-
-LOG, BUFFER, OUTCOMES = GROUP.commit_log_topic, STREAM.buffer_topic(), GROUP.terminated_topic
-INDEXES = snapshot_indexes_topic(GROUP.scope)
-COMPACT = {"cleanup.policy": "compact", "min.insync.replicas": "2", "max.message.bytes": str(16 * 1024 * 1024)}
-CONFIG = StreamConfig(name=STREAM, group=GROUP, created_ms=0, buffer_topic_id=f"id of {BUFFER}")
-SNAPSHOT = Snapshot(
-    partition=(BUFFER, 0),
-    topic_id=CONFIG.buffer_topic_id,
-    generation=3,
-    controller_epoch=1,
-    taken_ms=NOW_MS - 100_000,
-    position=70,
-    max_read_position=60,
-    commit_log_position=5,
-    commit_log_end=9,
-    sequence_id=0,
-    indexes=(),
-    first_position=0,
-    aborts=(),
-)
-FOUND = BufferSnapshot(
-    stream=CONFIG, partition=(BUFFER, 0), format="segmented", snapshot=SNAPSHOT, index_bytes=99, buffer_end=80
-)
 SAID = Coordinator(500, 2_000)
-GOOD = ClusterFacts(
-    kafka_cluster_id="kafka-1",
-    recorded_cluster_id="kafka-1",
-    now_ms=NOW_MS,
-    brokers=[BrokerFacts(number, 2, {"auto.create.topics.enable": "false"}) for number in range(3)],
-    coordinators=["one", "two"],
-    groups=[
-        GroupFacts(Group(GROUP, 0, f"id of {LOG}", f"id of {OUTCOMES}"), "one", coordinator=Coordinator(500, 2_000))
-    ],
-    streams=[StreamFacts(CONFIG, SCALED)],
-    topics={
-        **{name: topic(name) for name in (*SEGMENTS, LOG, BUFFER)},
-        **{name: topic(name, config=COMPACT) for name in (OUTCOMES, INDEXES)},
-    },
-    snapshots=[SnapshotFacts(FOUND, EndedSince(4, NOW_MS - 50_000))],
-    operations=CLUSTER_OPERATIONS,
-)
 
 
 def test_a_good_cluster_gives_no_findings() -> None:

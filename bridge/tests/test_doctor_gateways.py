@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from bridge.tests.test_doctor import GOOD, GROUP, HOUR_MS, NOW_MS, STREAM
+from bridge.tests.doctor_makers import GOOD, GROUP, HOUR_MS, NOW_MS, STREAM
+from rollbridge.base.ids import TransactionId
+from rollbridge.base.security import Security
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import ClusterFacts, Severity
 from rollbridge.doctor.gateway_facts import GatewayAnswer, GatewayFacts, IdFacts, Reach, ask_gateway
 from rollbridge.doctor.gateways import IDLE, IDLE_MANY, IDS_MANY
-from rollbridge.model.gateways import FIRST_PRODUCER_ID, GatewayRecord, IdRecord, LackingRight
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.records import Coordinator, TransactionRecord
-from rollbridge.security.kafka import Security
-from rollbridge.zookeeper.gateways import HeldId
+from rollbridge.metadata.gateway_store import HeldId
+from rollbridge.metadata.gateways import FIRST_PRODUCER_ID, GatewayRecord, IdRecord, LackingRight
+from rollbridge.metadata.records import Coordinator, TransactionRecord
 
 BROKERS = frozenset(broker.id for broker in GOOD.brokers)
 PORTS = tuple((broker, 9193 + broker) for broker in sorted(BROKERS))

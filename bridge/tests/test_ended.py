@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge.model import ended
-from rollbridge.model.ended import (
+from rollbridge.base.errors import CorruptDataError
+from rollbridge.base.ids import ISSUED_MAX, TransactionId, counter_of
+from rollbridge.commitlog import outcomes
+from rollbridge.commitlog.outcomes import (
     EndedIds,
     EndedNumber,
     LogMark,
@@ -18,9 +20,7 @@ from rollbridge.model.ended import (
     marks_to_keep,
     short_until_ms,
 )
-from rollbridge.model.errors import CorruptDataError
-from rollbridge.model.ids import ISSUED_MAX, TransactionId, counter_of
-from rollbridge.model.names import GroupName
+from rollbridge.stream.names import GroupName
 
 GROUP = GroupName("sales")
 HOUR_MS = 3_600_000
@@ -95,7 +95,7 @@ def test_gaps_are_closed_only_where_there_are_many_and_not_beyond_an_open_transa
 
 
 def test_too_many_young_ranges_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ended, "RANGES_MAX", 3)
+    monkeypatch.setattr(outcomes, "RANGES_MAX", 3)
     known = EndedIds()
     for count in (0, 2, 4, 6, 8):
         known.add(id_of(count))
@@ -167,7 +167,7 @@ def test_there_are_never_too_many_marks() -> None:
     kept: list[LogMark] = []
     for hour in range(5_000):
         kept = marks_to_keep([*kept, *marks_of(hour)], 0, hour * HOUR_MS, 48 * HOUR_MS)
-        assert len(kept) <= ended.MARKS_MAX
+        assert len(kept) <= outcomes.MARKS_MAX
     assert kept[-1] == marks_of(4_999)[0]
 
 

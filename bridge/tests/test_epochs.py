@@ -11,12 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories, partitions
+from rollbridge.base.ids import Epoch, SegmentId
 from rollbridge.errors import InvalidRangesError, InvalidRequestError
-from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
-from rollbridge.model.ids import Epoch, SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges, key_hash
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.segment_graph import Segment
+from rollbridge.stream.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
+from rollbridge.stream.keyspace import KeyRange, KeySpace, even_ranges, key_hash
+from rollbridge.stream.segment_graph import Segment
 
 positions = st.floats(0.0, 1.0, exclude_max=True)
 
@@ -226,24 +225,6 @@ def test_a_new_stream_numbers_its_segments_in_the_order_of_their_ranges(ranges: 
     assert history.active.created_ms == 7
 
 
-def test_segments_that_a_scale_does_not_replace_stay_under_their_own_ids() -> None:
-    history = EpochHistory.create(even_ranges(4), 0)
-    scaled = history.with_records(history.plan_scale([1, 2], [KeyRange(0.25, 0.75)], 1))
-    assert [str(item.id) for item in scaled.active.segments] == ["0.#epoch.0", "4.#epoch.1", "3.#epoch.0"]
-    assert scaled.graph.successors(SegmentId.of(1, 0)).keys() == scaled.graph.successors(SegmentId.of(2, 0)).keys()
-    assert list(scaled.graph.predecessors(SegmentId.of(4, 1))) == [SegmentId.of(1, 0), SegmentId.of(2, 0)]
-
-
-def test_successors_are_looked_up_after_the_last_epoch_of_a_segment_that_lived_through_several() -> None:
-    history = EpochHistory.create(even_ranges(2), 0)
-    for epoch in range(1, 4):
-        upper = history.active.segment_at(0.9).id.number
-        history = history.with_records(history.plan_scale([upper], [KeyRange(0.5, 1.0)], epoch))
-    history = history.with_records(history.plan_scale([0], [KeyRange(0.0, 0.5)], 4))
-    assert list(history.graph.successors(SegmentId.of(0, 0))) == [SegmentId.of(5, 4)]
-    assert list(history.graph.predecessors(SegmentId.of(5, 4))) == [SegmentId.of(0, 0)]
-
-
 FOUR = EpochHistory.create(even_ranges(4), 0)
 
 
@@ -314,8 +295,8 @@ def test_an_epoch_that_does_not_partition_the_key_space_is_refused() -> None:
     ("records", "words"),
     [
         ([], "holds at least epoch 0"),
-        ([(1, 1)], "epoch 1 stands at place 0"),
-        ([(0, 0), (2, 0)], "epoch 2 stands at place 1"),
+        ([(1, 1)], "epoch 1 is at index 0"),
+        ([(0, 0), (2, 0)], "epoch 2 is at index 1"),
         ([(0, 1)], "epoch 0 refers to 1"),
         ([(0, -1)], "epoch 0 refers to -1"),
         ([(0, 0), (1, 2), (2, 2)], "epoch 1 refers to 2"),
@@ -347,8 +328,8 @@ def renamed(epoch: int, place: int, segment: SegmentId) -> list[EpochRecord]:
 @pytest.mark.parametrize(
     ("records", "words"),
     [
-        ([SOUND.records[0], SOUND.records[2]], "epoch 2 stands where epoch 1 should"),
-        ([SOUND.records[1]], "epoch 1 stands where epoch 0 should"),
+        ([SOUND.records[0], SOUND.records[2]], "epoch 2 found in place of epoch 1"),
+        ([SOUND.records[1]], "epoch 1 found in place of epoch 0"),
         (changed(1, cause=EpochCause.CREATE), "epoch 1 has the cause create"),
         (changed(0, cause=EpochCause.SCALE), "epoch 0 has the cause scale"),
         (changed(1, reference_epoch=0), "epoch 1 was made by scale but refers to epoch 0"),

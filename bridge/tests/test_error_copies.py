@@ -20,11 +20,11 @@ import rollbridge_coordinator
 import rollbridge_devcluster
 import rollbridge_gateway
 import rollbridge_schemas
+from rollbridge.base.sn import ANY, EMPTY, Token
 from rollbridge.errors import CasWriteError, TransactionAbortedError, TransactionRefusedError
 from rollbridge.kafka.errors import Meaning
-from rollbridge.model.sn import ANY, EMPTY, Token
-from rollbridge_coordinator.state.effects import ReadNodes
-from rollbridge_gateway.producers import Step
+from rollbridge_coordinator.core.effects import ReadNodes
+from rollbridge_gateway.producer.table import Step
 
 PACKAGES = (rollbridge_schemas, rollbridge, rollbridge_coordinator, rollbridge_gateway, rollbridge_devcluster)
 SAMPLES: dict[str, object] = {

@@ -10,10 +10,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from bridge.tests.test_layers import TREES
+from bridge.tests.imports import TREES
 from rollbridge import errors
+from rollbridge.base import errors as model_errors
 from rollbridge.errors import RollbridgeError
-from rollbridge.model import errors as model_errors
 
 CLASSES = {
     name: item

@@ -10,20 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories
+from rollbridge.base.ids import Epoch, SegmentId
+from rollbridge.base.sn import ANY, DLSN, EMPTY, SN
 from rollbridge.cli.stream import history_table
 from rollbridge.errors import ConflictError, CorruptDataError, InvalidRequestError, TruncatedError
 from rollbridge.kafka.queues import Lane
-from rollbridge.model.cas import place_of
-from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, Foundation, check_chain
-from rollbridge.model.ids import Epoch, SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.picture import lineage_svg
-from rollbridge.model.reader_group import Reset, decide, wanted
-from rollbridge.model.reading import ReadingPlan
-from rollbridge.model.records import Truncation
-from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
-from rollbridge.model.truncation import (
+from rollbridge.metadata.records import Truncation
+from rollbridge.stream.conditions import place_of
+from rollbridge.stream.epochs import (
+    EpochCause,
+    EpochHistory,
+    EpochRecord,
+    TruncatedHistory,
+    check_chain,
+    without_epochs,
+)
+from rollbridge.stream.keyspace import KeyRange, even_ranges
+from rollbridge.stream.picture import lineage_svg
+from rollbridge.stream.reading import KeyLineage, ReadingPlan, Reset, decide, wanted
+from rollbridge.stream.truncation import (
     EPOCHS_AT_ONCE,
     SEGMENTS_AT_ONCE,
     consistent,
@@ -32,9 +37,8 @@ from rollbridge.model.truncation import (
     frontier,
     removable,
     step_towards,
-    without_epochs,
 )
-from rollbridge.writer.segments import StreamQueues as QueueCourse
+from rollbridge.writer.segments import StreamQueues
 
 LONG_AGO = 1_000_000
 """Later than every epoch of a drawn history, so that none is kept for what clients may not have heard."""
@@ -61,15 +65,15 @@ def positions(history: EpochHistory) -> list[float]:
     return sorted({item.range.low for record in history.records for item in record.segments})
 
 
-def last_on(course: KeyLineage, since: int | None) -> SN:
+def last_on(stream_queues: KeyLineage, since: int | None) -> SN:
     """What a look for a key finds that was never written to what is left: EMPTY, or ANY if it may have been removed."""
-    for stage in course.stages:
+    for stage in stream_queues.stages:
         end = stage.end or 0
         if stage.removed and (0 if since is None else min(max(since + 1 - stage.base, 0), end)) < end:
             return ANY
         if since is not None and since >= stage.base:
             return EMPTY
-    return ANY if course.dropped_end > (0 if since is None else since + 1) else EMPTY
+    return ANY if stream_queues.dropped_end > (0 if since is None else since + 1) else EMPTY
 
 
 @given(pairs())
@@ -244,7 +248,7 @@ def test_one_epoch_more_is_kept_than_has_anything_left() -> None:
     assert first_needed(REMOVED, since_ms=LONG_AGO) == 7
     assert first_needed(REMOVED, since_ms=LONG_AGO, topics_left=[SegmentId.of(0, 0)]) == 0
     kept = without_epochs(REMOVED, 7)
-    assert kept.foundation == Foundation(Epoch(7), 0, (21,), (0.0,), (21,), partitions=(7,))
+    assert kept.foundation == TruncatedHistory(Epoch(7), 0, (21,), (0.0,), (21,), partitions=(7,))
     assert kept.removed == {SegmentId.of(7, 7)}
     plan = ReadingPlan(kept, start={SegmentId.of(7, 7): 3})
     assert plan.readable() == {SegmentId.of(8, 8): 0}, "who stands at the end of the last one that is gone goes on"
@@ -303,7 +307,7 @@ def test_segments_that_live_on_keep_their_base_and_hold_nothing_up() -> None:
     active = history.active.segment_ids
     kept = without_epochs(history.with_removed(history.segments().keys() - active), 6)
     assert SegmentId.of(0, 0) in kept.active.segment_ids
-    assert kept.foundation == Foundation(Epoch(6), 0, (0, 12), (0.0, 0.5), (0, 12), partitions=(0, 7))
+    assert kept.foundation == TruncatedHistory(Epoch(6), 0, (0, 12), (0.0, 0.5), (0, 12), partitions=(0, 7))
     assert kept.graph.predecessors(SegmentId.of(0, 0)) == {}
     assert kept.sealed_end(SegmentId.of(0, 0)) is None
     assert decide(kept, {}, Reset.ERROR)[SegmentId.of(0, 0)] == decide(history, {}, Reset.ERROR)[SegmentId.of(0, 0)]
@@ -312,12 +316,12 @@ def test_segments_that_live_on_keep_their_base_and_hold_nothing_up() -> None:
 
 
 def test_a_plain_writer_goes_on_although_what_it_wrote_to_was_dropped() -> None:
-    course: QueueCourse[Any] = QueueCourse(
+    stream_queues: StreamQueues[Any] = StreamQueues(
         GROWN.before(4), lambda segment: (str(segment), 0), lambda _: Lane(), lambda batch, heirs: []
     )
-    assert [item.id for item in course.active] == [SegmentId.of(3, 3)]
-    course.adopt(without_epochs(REMOVED, 7))
-    assert [item.id for item in course.queues()] == [SegmentId.of(9, 9)]
+    assert [item.id for item in stream_queues.active] == [SegmentId.of(3, 3)]
+    stream_queues.adopt(without_epochs(REMOVED, 7))
+    assert [item.id for item in stream_queues.queues()] == [SegmentId.of(9, 9)]
 
 
 def test_steps_are_bounded() -> None:
@@ -345,9 +349,9 @@ def test_a_foundation_that_makes_no_sense_is_refused() -> None:
         (3, 0, (1, 1), (0.0,), (0,), 0, 0, (4, 4)),
     ):
         with pytest.raises(InvalidRequestError):
-            Foundation(*arguments)
-    with pytest.raises(InvalidRequestError, match="another number of segments"):
-        EpochHistory(REMOVED.records[7:], foundation=Foundation(Epoch(7), 0, (1, 2)))
+            TruncatedHistory(*arguments)
+    with pytest.raises(InvalidRequestError, match="segment count does not match its predecessor"):
+        EpochHistory(REMOVED.records[7:], foundation=TruncatedHistory(Epoch(7), 0, (1, 2)))
     with pytest.raises(CorruptDataError):
         Truncation.from_json(
             b'{"removed": [], "foundation": {"first_epoch": 0, "created_ms": 0, "bases": [], "lows": [], "ends": []}}'

@@ -27,8 +27,8 @@ PUBLIC = {
     "DLSN",
     "EMPTY",
     "GroupName",
-    "JointTicket",
-    "JointTransaction",
+    "CooperativeTicket",
+    "CooperativeTransaction",
     "LogPosition",
     "Message",
     "Outcome",
@@ -93,3 +93,10 @@ def test_whatever_writes_takes_the_same_arguments_in_the_same_order(writer: type
         assert [parameters[name].default for name in shared] == [None, None, (), None]
     many = inspect.signature(writer.write_all).parameters.values()  # type: ignore[attr-defined]
     assert [of.name for of in many if of.kind is of.POSITIONAL_OR_KEYWORD] == ["self", *where, "records"]
+
+
+@pytest.mark.parametrize("name", ["JointTicket", "JointTransaction"])
+def test_a_former_name_is_found_with_a_warning(name: str) -> None:
+    present = name.replace("Joint", "Cooperative")
+    with pytest.warns(DeprecationWarning, match=f"rollbridge.{name} is called {present} now"):
+        assert getattr(rollbridge, name) is getattr(rollbridge, present)

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 
 import pytest
 
-from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.control import FENCED, owner_of, resumed_reason
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.transaction import State
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.fold import BufferFold, BufferLimits
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from rollbridge.buffer.state import BufferedTransaction
+from rollbridge.buffer.table import State
+from rollbridge.commitlog.control import FENCED, owner_of, resumed_reason
 
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"
 TXN = TransactionId.of(0, 7).bytes
@@ -61,7 +61,7 @@ def test_an_end_counts_unless_a_newer_session_of_its_client_is_known(
     buffers.fold.fences.raise_to("somebody else", 100)
     getattr(buffers, end)()
     assert (buffers.transaction.state is not State.OPEN) == heard
-    assert buffers.fold.dropped["fenced"] == int(not heard)
+    assert buffers.fold.rejected["fenced"] == int(not heard)
 
 
 def test_what_an_older_session_begins_is_refused_and_known_from_what_a_newer_one_begins() -> None:
@@ -137,7 +137,7 @@ def test_between_two_buffers_there_is_no_order_so_each_says_who_may_write_there(
     buffers.begin("heir", 0, PAYMENTS, part=8)
     buffers.data(PAYMENTS, 1)
     assert len(buffers.transaction.frames) == 1
-    assert buffers.fold.dropped["fenced"] == 1
+    assert buffers.fold.rejected["fenced"] == 1
 
 
 def test_the_sessions_of_resumed_transactions_are_those_of_their_owners() -> None:
@@ -159,7 +159,7 @@ def test_a_resumption_of_what_is_not_open_opens_nothing() -> None:
     buffers = Buffers()
     buffers.begin("heir", 3, part=8)
     assert not buffers.fold.open
-    assert buffers.fold.dropped["foreign"] == 2
+    assert buffers.fold.rejected["foreign"] == 2
 
 
 def test_the_reason_of_a_commit_names_its_owner() -> None:

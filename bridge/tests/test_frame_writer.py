@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bridge.tests.frame_makers import ID, ORDERS, PAYMENTS, Frames, history_of, route_to, writer_for
+from rollbridge.base.attribution import RECORD_HEADER, unpack_record_header
+from rollbridge.base.ids import local_sequence
+from rollbridge.buffer.frames import FrameKind, PieceKey
 from rollbridge.client.frame_writer import PartWriter
-from rollbridge.client.futures import FRAME_BYTES_MIN, Completion, FrameLimits
+from rollbridge.client.futures import FRAME_BYTES_MIN, FrameLimits
 from rollbridge.errors import BackpressureError, InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
 from rollbridge.kafka.batches import Compression, LogRecord, parse_header, read_records, validate_frame
 from rollbridge.kafka.committed import attributed
-from rollbridge.model.attribution import RECORD_HEADER, unpack_record_header
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_header
-from rollbridge.model.ids import TransactionId, local_sequence
-from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, HeaderForm, StreamConfig, TopicLimits
-from rollbridge.model.routing import Route
-
-ID = TransactionId.of(3, 99)
-ORDERS, PAYMENTS = "sales/orders", "sales/payments"
+from rollbridge.stream.config import HeaderForm, TopicLimits
+from rollbridge.stream.keyspace import KeySpace
 
 keys = st.one_of(st.none(), st.binary(max_size=3))
 values = st.one_of(st.none(), st.binary(max_size=2_000))
@@ -41,50 +34,6 @@ records = st.lists(
 )
 
 
-def history_of(segments: int) -> EpochHistory:
-    return EpochHistory.create(even_ranges(segments), 0)
-
-
-def route_to(
-    stream: str,
-    segments: int,
-    record_bytes_max: int = RECORD_BYTES_MAX_DEFAULT,
-    headers: HeaderForm = HeaderForm.FIRST,
-) -> Route:
-    config = StreamConfig(
-        name=StreamName.parse(stream),
-        group=GroupName("sales"),
-        record_bytes_max=record_bytes_max,
-        created_ms=0,
-        buffer_topic_id="",
-        headers=headers,
-    )
-    return Route.of(config, history_of(segments).active)
-
-
-@dataclass
-class Frames:
-    """Takes frames, or refuses them while ``full`` says so."""
-
-    taken: list[tuple[int, FrameHeader, bytes]] = field(default_factory=list)
-    full: Callable[[], bool] = lambda: False
-
-    def emit(self, place: int, key: bytes, value: bytes) -> None:
-        if self.full():
-            raise BackpressureError("full")
-        header = unpack_header(key)
-        assert header is not None
-        self.taken.append((place, header, value))
-
-    def records(self, place: int) -> dict[int, list[LogRecord]]:
-        """What a stream's frames hold, by segment number."""
-        found: dict[int, list[LogRecord]] = defaultdict(list)
-        for at, header, value in self.taken:
-            if at == place:
-                found[header.segment].extend(attributed(read_records(value)))
-        return dict(found)
-
-
 def own_count(record: LogRecord, part: int) -> int:
     """The count that our header gives a record, which must carry it last."""
     name, raw = record.headers[-1]
@@ -93,19 +42,6 @@ def own_count(record: LogRecord, part: int) -> int:
     transaction, local = unpack_record_header(raw)
     assert transaction == ID
     return local - local_sequence(part, 0)
-
-
-def writer_for(
-    frames: Frames, *routes: Route, part: int = 0, sticky: int = 0, limits: FrameLimits | None = None
-) -> PartWriter:
-    return PartWriter(
-        Completion(ID.bytes),
-        part,
-        routes,
-        limits or FrameLimits(frame_bytes=FRAME_BYTES_MIN),
-        frames.emit,
-        sticky=sticky,
-    )
 
 
 @given(
@@ -402,9 +338,9 @@ def test_only_batches_older_than_asked_are_cut() -> None:
     writer.cut_older(first - 1)
     assert frames.taken == []
     writer.write(PAYMENTS, b"b", b"", (), None)
-    slot = writer.lanes[PAYMENTS].slots[0]
-    assert slot is not None
-    slot.opened_s = first + 10
+    part_segment = writer.part_streams[PAYMENTS].slots[0]
+    assert part_segment is not None
+    part_segment.opened_s = first + 10
     writer.cut_older(first)
     assert [place for place, _, _ in frames.taken] == [0]
     assert writer.opened_s == first + 10

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import stream_names, transaction_ids
-from rollbridge.errors import CorruptDataError
-from rollbridge.model.frames import (
+from rollbridge.base.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from rollbridge.buffer.frames import (
     BUNDLED_FRAME_BYTES,
     HEADER,
     LABEL_CHARACTERS_MAX,
@@ -30,8 +30,8 @@ from rollbridge.model.frames import (
     unpack_bundle,
     unpack_header,
 )
-from rollbridge.model.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
-from rollbridge.model.outcomes import RETAIN_DEFAULT
+from rollbridge.commitlog.outcomes import RETAIN_DEFAULT
+from rollbridge.errors import CorruptDataError
 
 int32 = st.integers(0, (1 << 31) - 1)
 headers = st.builds(

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollbridge_schemas
+from rollbridge.buffer.frames import Manifest, PieceKey, decode_manifest
 from rollbridge.errors import CorruptDataError, InvalidRequestError
-from rollbridge.model.frames import Manifest, PieceKey, decode_manifest
-from rollbridge.model.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
+from rollbridge.stream.group_offsets import PARTITIONS_MAX, GroupOffsets, parse_group_metadata
 
 NAMES = st.text(min_size=1, max_size=40)
 PLACES = st.tuples(NAMES, st.integers(0, (1 << 31) - 1))

@@ -12,13 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.tests.buffers import Message, buffer_of, fold_all, new_fold
-from rollbridge.model.buffer import BufferFold
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.ids import BEGUN_TWICE, TransactionId
-from rollbridge.model.names import Partition
-from rollbridge.model.ongoing import OngoingTransaction, OngoingTransactions, decode_ongoing
-from rollbridge.model.savepoints import SavepointFrame
-from rollbridge.model.transaction import State
+from rollbridge.base.ids import BEGUN_TWICE, TransactionId
+from rollbridge.buffer.fold import BufferFold
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
+from rollbridge.buffer.replay import OngoingTransaction, OngoingTransactions, decode_ongoing
+from rollbridge.buffer.savepoints import SavepointFrame
+from rollbridge.buffer.table import State
+from rollbridge.stream.names import Partition
 
 HOME, X, Y, Z = "s/home", "s/x", "s/y", "s/z"
 T = TransactionId.of(0, 1).bytes
@@ -359,9 +359,8 @@ def test_a_commit_that_names_a_stream_of_which_nothing_was_read_is_incomplete() 
 
 
 def test_a_condition_on_a_stream_of_which_nothing_was_read_is_waited_for() -> None:
-    from rollbridge.model.cas import Condition, Scope
-    from rollbridge.model.conditions import StreamCondition
-    from rollbridge.model.sn import EMPTY
+    from rollbridge.base.sn import EMPTY
+    from rollbridge.stream.conditions import Condition, Scope, StreamCondition
 
     writers = Writers(HOME)
     [owner] = writers.owners
@@ -384,7 +383,7 @@ def test_a_list_that_does_not_go_on_from_the_known_one_lets_nothing_join(streams
     writers.send(replace(owner, streams=streams), FrameKind.BEGIN, X, writers.begin(replace(owner, streams=streams)))
     fold = fold_all(new_fold(), [*writers.logs[buffer_of(HOME)], *writers.logs[buffer_of(X)]])
     assert X not in fold.open[T].begin.streams
-    assert fold.dropped["foreign"] == 1
+    assert fold.rejected["foreign"] == 1
 
 
 def test_a_stream_that_joins_for_another_session_ends_the_transaction() -> None:

@@ -7,23 +7,26 @@ from dataclasses import replace
 
 import pytest
 
-from rollbridge.model import paths
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.journal import DELETED, deleted_by_hand, lost
-from rollbridge.model.late import LateNotes, LateSegment
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.position import Former
-from rollbridge.model.records import ControllerEpoch, Group, Retention, StreamConfig, StreamState, Truncation
+from rollbridge.base.ids import SegmentId
+from rollbridge.metadata import paths
+from rollbridge.metadata.journal import DELETED, deleted_by_hand, lost
+from rollbridge.metadata.records import ControllerEpoch, Group, Truncation
+from rollbridge.stream.config import Retention, StreamConfig, StreamState
+from rollbridge.stream.late import LateNotes, LateSegment
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge.stream.positions import DeletedStream
 
 GROUP, NAME = GroupName("sales", "main"), StreamName("sales", "orders")
 CONFIG = StreamConfig(name=NAME, group=GROUP, created_ms=0, buffer_topic_id="id")
-PATH, FORMER = paths.stream(NAME), Former(4, 77, 5)
+PATH, FORMER = paths.stream(NAME), DeletedStream(4, 77, 5)
 GONE = {PATH: FORMER.node(NAME.stream).encode()}
 S0, S1 = SegmentId.of(0, 0), SegmentId.of(1, 0)
 
 
-def faults(journal: Mapping[str, bytes], nodes: Mapping[str, bytes], formers: tuple[str, ...] = ()) -> list[str]:
-    return lost(journal, nodes, formers, GROUP, 7)
+def faults(
+    journal: Mapping[str, bytes], nodes: Mapping[str, bytes], deleted_streams: tuple[str, ...] = ()
+) -> list[str]:
+    return lost(journal, nodes, deleted_streams, GROUP, 7)
 
 
 def late(**looked_to: int) -> bytes:
@@ -86,7 +89,7 @@ def test_late_records_that_were_forwarded_since_the_backup_are_missed() -> None:
 
 
 def test_of_more_late_records_than_fit_into_a_node_the_oldest_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollbridge.model.late.NOTED_MAX", 1)
+    monkeypatch.setattr("rollbridge.stream.late.NOTED_MAX", 1)
     plain = {PATH: CONFIG.to_json()}
     both = plain | {paths.late(NAME): late(s0=5, s1=6)}
     assert faults(both, plain | {paths.late(NAME): late(s1=6)}) == []

@@ -6,15 +6,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 
 from rollbridge import errors
+from rollbridge.base.security import SECURITY_KEYS, Security
 from rollbridge.errors import ConfigError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as kafka_errors
-from rollbridge.kafka.clients import (
-    CONSUMER_KEYS,
-    consumer_config,
-)
+from rollbridge.kafka.clients import CONSUMER_KEYS, consumer_config
 from rollbridge.kafka.errors import ERROR_CLASSES, kafka_error, translate
 from rollbridge.kafka.metadata import Broker, Isolation, parse_bootstrap
-from rollbridge.security.kafka import SECURITY_KEYS, Security
 
 SERVERS = "localhost:9092"
 SCRAM = {

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollbridge.base.ids import SegmentId
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.late import Forwarding, LateNotes, LateSegment, heir_of, origin
-from rollbridge.model.partitioners import KeySpace
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeyRange, KeySpace
+from rollbridge.stream.late import Forwarding, LateNotes, LateSegment, heir_of, origin
 
 S0 = SegmentId.of(0, 0)
 ids = st.builds(SegmentId.of, st.integers(0, 99), st.integers(0, 99))

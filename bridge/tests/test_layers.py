@@ -1,37 +1,106 @@
-"""How the house is built: which room imports which, and that it goes one way.
+"""How the house is built: which room imports which, what is pure, and how long the longest chain of imports is.
 
-A room is a package, or a module that lies loose beside packages. Imports for types count as any other.
+A room is a package of the client library, or a module next to packages; coordinator, gateway and development cluster
+are one room each. Imports for types count as any other.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
 
-import pytest
+from bridge.tests.imports import FILES, ROOT, TREES, Graph, graph_of_modules, imports_of, longest_chain
 
-ROOT = Path(__file__).parents[2]
-PACKAGES = {
-    "bridge": ("rollbridge", "pyspark_rollbridge", "pyspark_rollbridge_transactions"),
-    "coordinator": ("rollbridge_coordinator",),
-    "devcluster": ("rollbridge_devcluster",),
-    "gateway": ("rollbridge_gateway",),
-    "schemas": ("rollbridge_schemas",),
+ROOMS: Final = (
+    "rollbridge.version",
+    "rollbridge.base",
+    "rollbridge.stream",
+    "rollbridge.commitlog",
+    "rollbridge.kafka",
+    "rollbridge.buffer",
+    "rollbridge.metadata",
+    "rollbridge.config",
+    "rollbridge.writer",
+    "rollbridge.cas",
+    "rollbridge.consumer",
+    "rollbridge.client",
+    "rollbridge.spark",
+    "rollbridge.metrics",
+    "rollbridge.observe",
+    "rollbridge.monitoring",
+    "rollbridge.doctor",
+    "rollbridge.cli",
+)
+"""Rooms of the client library: each imports what is above it."""
+KERNEL: Final = frozenset(ROOMS[: ROOMS.index("rollbridge.writer")]) | {"rollbridge.observe", "rollbridge.metrics"}
+"""What coordinator and gateway are built on."""
+BEYOND_KERNEL: Final[Mapping[str, frozenset[str]]] = {
+    "rollbridge_coordinator.page.server": frozenset({"rollbridge.client"}),
+    "rollbridge_coordinator.page.sources": frozenset({"rollbridge.doctor"}),
+    "rollbridge_gateway.__main__": frozenset({"rollbridge.client"}),
+    "rollbridge_gateway.producer.transactions": frozenset({"rollbridge.client"}),
+    "rollbridge_gateway.producer.writes": frozenset({"rollbridge.client"}),
+    "rollbridge_gateway.server.context": frozenset({"rollbridge.client"}),
+    "rollbridge_gateway.server.server": frozenset({"rollbridge.client"}),
+    "rollbridge_gateway.server.topics": frozenset({"rollbridge.client"}),
 }
-FLAT = "rollbridge_devcluster"
-LAYERS_MAX = 10
+"""Files that use more: the page acts as a client and shows what the doctor says; gateways write client transactions."""
+KERNEL_NAMES_MAX: Final = 470
+"""Names of the kernel that coordinator and gateway import; about 60 will do once each of them exists once."""
+CHAIN_MAX: Final = 25
+"""Modules of the longest chain of imports."""
+
+PURE: Final[Mapping[str, frozenset[str]]] = {
+    "rollbridge.stream": frozenset(),
+    "rollbridge.commitlog": frozenset(),
+    "rollbridge.buffer": frozenset({"snapshot_topic"}),
+    "rollbridge.metadata": frozenset({"session", "store", "catalog", "acls", "errors", "gateway_store"}),
+    "rollbridge_coordinator.core": frozenset(
+        {"interpreter", "frame_reader", "merge_pool", "condition_reader", "transactional_ids"}
+    ),
+    "rollbridge_coordinator.commit": frozenset(),
+    "rollbridge_coordinator.streams": frozenset(),
+    "rollbridge_coordinator.history": frozenset({"standby"}),
+    "rollbridge_gateway.protocol": frozenset({"errors"}),
+    "rollbridge_gateway.producer": frozenset({"expiration", "ids", "transactions", "writes"}),
+}
+"""Rooms that are pure, but for the files named: no thread, clock, socket, environment or client library."""
+PURE_FILES: Final = {
+    *("errors", "base.arguments", "base.attribution", "base.avro", "base.effects", "base.errors"),
+    *("base.ids", "base.mapper", "base.metrics", "base.options", "base.sn", "base.text", "cas.shared_state"),
+    *("kafka.batches", "kafka.committed", "kafka.queues", "kafka.record_limits", "writer.segments"),
+}
+PURE_PAGE: Final = {"daemon.succession", "page.admission", "page.documents", "page.overview"}
+"""Pure files of other rooms."""
+WORLD: Final = {
+    *("asyncio", "concurrent", "confluent_kafka", "http", "kazoo", "multiprocessing", "os", "pathlib", "pyspark"),
+    *(
+        "prometheus_client",
+        "queue",
+        "random",
+        "selectors",
+        "signal",
+        "socket",
+        "ssl",
+        "subprocess",
+        "threading",
+        "time",
+    ),
+    "uvloop",
+}
+"""Modules that a pure file does not import."""
 BY_NAME = {
     "rollbridge": "public names are imported when they are first used",
     "rollbridge.cli.main": "so are commands",
     "rollbridge.cli.services": "coordinator and gateway are built on the client, and may not be installed",
-    "rollbridge_gateway.wire": "kio has a module for each version of each message",
+    "rollbridge_gateway.protocol.wire": "kio has a module for each version of each message",
     "rollbridge.cli.status": "the development cluster is built on the client, and may not be installed",
-    "rollbridge_devcluster.__main__": "what talks to a container engine may not be installed",
-    "rollbridge_devcluster.reaper": "the same",
+    "rollbridge_devcluster.__main__": "psutil may not be installed",
 }
 """Modules that import others of ours by name, and why."""
 LATE = {
@@ -42,58 +111,26 @@ LATE = {
 
 ENVIRONMENT = {
     "rollbridge.config": "settings of a connection, and the home of the development cluster",
-    "rollbridge.logs": "where a program's log goes",
+    "rollbridge.base.logs": "where a program's log goes",
     "rollbridge.cli.services": "hands the settings' file on",
     "rollbridge.cli.status": "whether another cluster is named",
-    "rollbridge_devcluster.engine": "where a container engine's ports are",
     "rollbridge_devcluster.jars": "the Maven repository",
     "rollbridge_devcluster.java": "JAVA_HOME",
     "rollbridge_devcluster.processes": "what daemons inherit",
     "rollbridge.spark.worker": "Spark's own variable for its workers",
     "rollbridge_coordinator.config": "settings of a coordinator",
-    "rollbridge.serving.healthcheck": "where metrics are served",
+    "rollbridge.observe.healthcheck": "where metrics are served",
     "rollbridge_gateway.__main__": "the settings' file",
 }
 """Modules that read environment variables, and which. None of them is for tests."""
 DEADLY = {"_exit", "abort", "kill", "killpg", "pthread_kill", "raise_signal", "SIGKILL", "SIGSTOP"}
 ENDS_PROCESSES = {
-    "rollbridge_coordinator.shell.daemon": "a coordinator that was asked to end does, whatever server it waits for",
+    "rollbridge_coordinator.daemon.main": "a coordinator that was asked to end does, whatever server it waits for",
     "rollbridge_devcluster.nodes": "faults of daemons of the development cluster",
     "rollbridge_devcluster.processes": "the same, and those that do not end when they are asked to",
-    "rollbridge_devcluster.containers": "the same, in containers",
     "rollbridge_devcluster.reaper": "the same, when nobody is left who could ask them",
 }
 """Modules that end processes or let them stand still, and why. Crash points of tests are injected by them."""
-
-Graph = Mapping[str, Collection[str]]
-
-
-def modules() -> dict[str, Path]:
-    """The files of the product, by module."""
-    found: dict[str, Path] = {}
-    for folder, packages in PACKAGES.items():
-        for package in packages:
-            for path in (ROOT / folder / package).rglob("*.py"):
-                parts = path.relative_to(ROOT / folder).with_suffix("").parts
-                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-FILES = modules()
-TREES = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in FILES.items()}
-
-
-def imports_of(tree: ast.AST) -> Iterator[str]:
-    """The modules of ours that are imported somewhere below."""
-    for node in ast.walk(tree):
-        match node:
-            case ast.Import(names=names):
-                yield from (name.name for name in names if name.name in FILES)
-            case ast.ImportFrom(module=str(module), names=names, level=0):
-                for name in names:
-                    longer = f"{module}.{name.name}"
-                    if longer in FILES or module in FILES:
-                        yield longer if longer in FILES else module
 
 
 def names_in(tree: ast.AST) -> set[str]:
@@ -127,15 +164,11 @@ def named_in(tree: ast.AST) -> Iterator[str]:
 
 
 def room_of(module: str) -> str:
-    """A package, or a loose module; what lies directly in one of the distribution's packages is loose.
-
-    The development cluster is one room, as it has none inside.
-    """
-    return FLAT if module.partition(".")[0] == FLAT else ".".join(module.split(".")[:2])
-
-
-def graph_of_modules() -> dict[str, set[str]]:
-    return {name: set(imports_of(tree)) - {name} for name, tree in TREES.items()}
+    """Return the room of a module: a package of the client library, or one of the programs as a whole."""
+    if module == "rollbridge.errors":  # public, so it is outside of the package
+        return "rollbridge.base"
+    names = module.split(".")
+    return ".".join(names[:2]) if names[0] == "rollbridge" else names[0]
 
 
 def graph_of_rooms() -> dict[str, set[str]]:
@@ -173,23 +206,6 @@ def circles(graph: Graph) -> list[list[str]]:
     return found
 
 
-def longest_chain(graph: Graph) -> list[str]:
-    """The longest way along a graph without circles."""
-
-    known: dict[str, list[str]] = {}
-
-    def below(node: str) -> list[str]:
-        if node not in known:
-            longest: list[str] = []
-            for target in sorted(graph.get(node, ())):
-                way = below(target)
-                longest = way if len(way) > len(longest) else longest
-            known[node] = [node, *longest]
-        return known[node]
-
-    return below(max(sorted(graph), key=lambda node: len(below(node))))
-
-
 def test_no_room_and_no_module_leads_back_to_itself() -> None:
     assert circles(graph_of_rooms()) == []
     assert circles(graph_of_modules()) == []
@@ -200,31 +216,83 @@ def test_no_import_by_name_leads_back_to_the_module_that_it_is_in() -> None:
     assert circles({name: graph[name] | set(named_in(tree)) for name, tree in TREES.items()}) == []
 
 
-def test_there_are_few_layers() -> None:
-    chain = longest_chain(graph_of_rooms())
-    assert len(chain) <= LAYERS_MAX, " -> ".join(chain)
+def test_each_room_imports_what_is_above_it() -> None:
+    places = {room: place for place, room in enumerate(ROOMS)}
+    graph = {room: targets for room, targets in graph_of_rooms().items() if room in places}
+    assert {room_of(name) for name in FILES if name.startswith("rollbridge.")} == {*ROOMS, "rollbridge.__main__"}
+    wrong = [(room, item) for room, targets in graph.items() for item in targets if places.get(item, 0) > places[room]]
+    assert sorted(wrong) == []
+    assert {item for targets in graph.values() for item in targets} <= {*places, "rollbridge", "rollbridge_schemas"}
 
 
-@pytest.mark.parametrize(
-    ("below", "above"),
-    [
-        ("rollbridge.model", {"rollbridge_schemas"}),
-        ("rollbridge_coordinator.state", {"rollbridge.model", "rollbridge.errors"}),
-        (
-            "rollbridge_coordinator.procedures",
-            {"rollbridge.model", "rollbridge.errors", "rollbridge_coordinator.state"},
-        ),
-        ("rollbridge.config", {"rollbridge.model", "rollbridge.errors", "rollbridge.security"}),
-    ],
-)
-def test_what_is_pure_imports_nothing_that_is_not(below: str, above: set[str]) -> None:
-    assert graph_of_rooms()[below] <= above
+def test_the_longest_chain_of_modules_is_short() -> None:
+    chain = longest_chain(graph_of_modules())
+    assert len(chain) <= CHAIN_MAX, " -> ".join(chain)
 
 
-def test_nothing_of_the_client_imports_the_coordinator_or_the_development_cluster() -> None:
-    for room, targets in graph_of_rooms().items():
-        assert not targets & {"rollbridge_coordinator"}
-        assert room == "rollbridge_devcluster" or "rollbridge_devcluster" not in targets, room
+def outside(tree: ast.AST) -> set[str]:
+    """Return the packages that are imported somewhere below."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                found |= {name.name.partition(".")[0] for name in names}
+            case ast.ImportFrom(module=str(module)):
+                found.add(module.partition(".")[0])
+    return found
+
+
+def pure_files(names: Iterable[str] = FILES) -> set[str]:
+    """Return the files of pure rooms that do no I/O, and the pure ones of other rooms."""
+    found = {f"rollbridge.{name}" for name in PURE_FILES} | {f"rollbridge_coordinator.{name}" for name in PURE_PAGE}
+    for name in names:
+        room, _, leaf = name.rpartition(".")
+        if room in PURE and leaf not in PURE[room]:
+            found.add(name)
+    return found
+
+
+def test_pure_files_import_only_pure_files() -> None:
+    pure = pure_files()
+    assert pure <= set(FILES)
+    allowed = pure | set(PURE) | {"rollbridge_schemas"}
+    graph = graph_of_modules()
+    assert {name: sorted(graph[name] - allowed) for name in pure if graph[name] - allowed} == {}
+    found = {name: sorted(outside(TREES[name]) & WORLD) for name in pure}
+    assert {name: world for name, world in found.items() if world} == IMPURE
+
+
+IMPURE: Final[Mapping[str, list[str]]] = {
+    "rollbridge.base.metrics": ["threading"],
+    "rollbridge.kafka.record_limits": ["time"],
+    "rollbridge.stream.keyspace": ["confluent_kafka"],
+    "rollbridge_coordinator.page.admission": ["http"],
+}
+"""Pure files that use the world all the same: a lock for counters, the time of a write, a hash, names of statuses."""
+
+
+def kernel_names() -> set[tuple[str, str]]:
+    """Return the names of the client library that coordinator and gateway import, with their modules."""
+    found: set[tuple[str, str]] = set()
+    for name, tree in TREES.items():
+        if name.startswith(("rollbridge_coordinator", "rollbridge_gateway")):
+            for node in ast.walk(tree):
+                match node:
+                    case ast.ImportFrom(module=str(module), names=names) if module.partition(".")[0] == "rollbridge":
+                        found |= {(module, item.name) for item in names}
+    return found
+
+
+def test_coordinator_and_gateway_are_built_on_the_kernel() -> None:
+    for name, targets in graph_of_modules().items():
+        if name.startswith(("rollbridge_coordinator", "rollbridge_gateway")):
+            rooms = {room_of(target) for target in targets if target.startswith("rollbridge.")}
+            assert rooms - KERNEL == BEYOND_KERNEL.get(name, frozenset()), name
+            assert not targets & set(FILES) & {item for item in FILES if item.startswith("rollbridge_devcluster")}
+    assert len(kernel_names()) <= KERNEL_NAMES_MAX
+    programs = {"rollbridge_coordinator", "rollbridge_gateway", "rollbridge_devcluster"}
+    assert not graph_of_rooms()["rollbridge_coordinator"] & programs
+    assert not graph_of_rooms()["rollbridge_gateway"] & programs
 
 
 def test_no_import_is_hidden_in_a_function() -> None:
@@ -245,8 +313,8 @@ def test_no_module_reads_the_environment_or_ends_a_process_for_a_test() -> None:
 
 
 def test_what_is_left_out_of_the_locks_is_not_imported() -> None:
-    program = "import sys; sys.modules['crc32c'] = None; import rollbridge.connection, "
-    program += "rollbridge_coordinator.shell.daemon, rollbridge_gateway.shell.daemon"
+    program = "import sys; sys.modules['crc32c'] = None; import rollbridge.client.connection, "
+    program += "rollbridge_coordinator.daemon.main, rollbridge_gateway.__main__"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not [name for name, tree in TREES.items() if "kio.records" in ast.unparse(tree)]
@@ -260,3 +328,14 @@ def test_the_checks_find_what_they_are_for() -> None:
     assert list(imports_of(ast.parse("def f():\n    from rollbridge.kafka import connection"))) == [
         "rollbridge.kafka.connection"
     ]
+
+
+def test_no_test_imports_from_a_file_of_tests() -> None:
+    found = {
+        str(path.relative_to(ROOT)): node.module
+        for path in ROOT.glob("*/**/*.py")
+        if "tests" in str(path.relative_to(ROOT)) and ".venv" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and re.search(r"(^|\.)test_\w+$", node.module or "")
+    }
+    assert found == {}

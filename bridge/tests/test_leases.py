@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.tests.buffers import STREAMS, Buffer
-from rollbridge.model.buffer import BufferLimits
-from rollbridge.model.frames import ANYBODY, FrameHeader, FrameKind, decode_extend, encode_extend, unpack_header
-from rollbridge.model.ongoing import OngoingTransaction
-from rollbridge.model.transaction import Drop, State
+from rollbridge.buffer.fold import BufferLimits
+from rollbridge.buffer.frames import ANYBODY, FrameHeader, FrameKind, decode_extend, encode_extend, unpack_header
+from rollbridge.buffer.replay import OngoingTransaction
+from rollbridge.buffer.table import Rejection, State
 
 HOUR_MS = 3_600_000
 
@@ -54,7 +54,7 @@ def test_what_has_ended_or_never_began_is_not_extended() -> None:
         extend(buffers, transaction, HOUR_MS, ANYBODY)
         assert buffers.fold.open[transaction].deadline_ms == 1000
     extend(buffers, bytes(15) + b"\x09", HOUR_MS)
-    assert buffers.fold.dropped == {Drop.LATE: 2, Drop.ZOMBIE: 1}
+    assert buffers.fold.rejected == {Rejection.LATE: 2, Rejection.ZOMBIE: 1}
     assert buffers.fold.open[committed].state is State.COMMITTING
 
 
@@ -65,7 +65,7 @@ def test_a_former_owner_and_a_frame_in_another_buffer_extend_nothing() -> None:
     extend(buffers, transaction, HOUR_MS, part=7)
     extend(buffers, transaction, HOUR_MS, stream=STREAMS[1])
     assert buffers.fold.open[transaction].deadline_ms == 1000
-    assert buffers.fold.dropped == {Drop.FENCED: 1, Drop.FOREIGN: 1}
+    assert buffers.fold.rejected == {Rejection.FENCED: 1, Rejection.FOREIGN: 1}
 
 
 def test_a_frame_that_does_not_parse_refuses_the_transaction_as_any_other() -> None:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 
 from bridge.tests.strategies import histories
-from rollbridge.model.epochs import EpochCause, EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.picture import DrawnLoad, lineage_svg
+from rollbridge.base.ids import SegmentId
+from rollbridge.stream.epochs import EpochCause, EpochHistory
+from rollbridge.stream.keyspace import KeyRange, even_ranges
+from rollbridge.stream.picture import DrawnLoad, lineage_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

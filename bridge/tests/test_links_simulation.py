@@ -26,7 +26,7 @@ from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import Broker, Cluster
 from rollbridge.kafka.queues import Lane, PartitionQueue, QueuedBatch
 from rollbridge.kafka.sender import Sender, SenderLimits
-from rollbridge.model.names import Partition
+from rollbridge.stream.names import Partition
 
 NODES = (1, 2, 3)
 TOPICS = ("a", "b", "c", "d")
@@ -358,7 +358,7 @@ def world_of(seed: int) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patched:
         for module in (dispatching, sending, metadata):
             patched.setattr(module, "time", clock)
-        patched.setattr(sending, "Errand", InlineCall)
+        patched.setattr(sending, "BackgroundCall", InlineCall)
         patched.setattr(dispatching, "produce_body", lambda _start, items: items)
         patched.setattr(
             dispatching,
@@ -383,6 +383,7 @@ def run(seed: int) -> None:
         world.finish()
 
 
+@pytest.mark.long_cases("1", "2", "3")
 @pytest.mark.parametrize("block", range(4))
 def test_every_batch_is_written_once_whatever_happens_to_links(block: int) -> None:
     for seed in range(block * 500, block * 500 + 500):

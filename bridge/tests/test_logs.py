@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 import socket
@@ -16,10 +17,19 @@ from confluent_kafka import Consumer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline
+from rollbridge.base.logs import (
+    JSON,
+    MARK,
+    JsonFormatter,
+    Limiter,
+    LogOutput,
+    handler_of,
+    limited_child,
+    log_defect,
+    take_all,
+)
 from rollbridge.errors import ConfigError
-from rollbridge.kafka.ratelimit import limited_child
-from rollbridge.logs import JSON, JsonFormatter, LogOutput, handler_of, take_all
 
 PLAIN = "%(levelname)s %(message)s"
 
@@ -152,6 +162,128 @@ def test_warnings_and_the_ends_of_threads_are_lines(
     finally:
         logging.captureWarnings(False)
     told = [item.getMessage() for item in caplog.records]
-    assert told[0] == "defect: thread worker has ended"
+    assert told[0] == "defect: thread.ended thread='worker'"
     assert caplog.records[0].exc_info is not None
     assert "an old friend" in told[1]
+
+
+# Defects are logged in one way, and a test during which one is logged fails.
+
+
+logger = logging.getLogger(__name__)
+ROOT = Path(__file__).parents[2]
+WITH_STACK = {
+    "bridge/rollbridge/base/deadlines.py": "callbacks of the application",
+    "bridge/rollbridge/base/logs.py": "defects",
+    "bridge/rollbridge/observe/http_service.py": "connections, at the lowest level",
+}
+"""Modules that log stacks, and of what."""
+
+
+def logs_stacks(tree: ast.AST) -> bool:
+    return any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and (
+            (node.func.attr == "exception" and ast.unparse(node.func.value) == "logger")
+            or any(keyword.arg == "exc_info" for keyword in node.keywords)
+        )
+        for node in ast.walk(tree)
+    )
+
+
+def test_there_is_one_way_to_log_a_defect() -> None:
+    packages = ("bridge/rollbridge", "coordinator/rollbridge_coordinator", "gateway/rollbridge_gateway")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
+    found = {str(path.relative_to(ROOT)) for path in files if logs_stacks(ast.parse(path.read_text(encoding="utf-8")))}
+    assert found == set(WITH_STACK)
+
+
+@pytest.mark.logs_defects
+def test_a_defect_is_logged_with_its_stack_and_fails_other_tests(caplog: pytest.LogCaptureFixture) -> None:
+    try:
+        raise RuntimeError("100 % ours")
+    except RuntimeError:
+        log_defect(logger, "it is at 100 %")
+    log_defect(logger, "%s has ended", "it", fault=ValueError("later"))
+    first, second = caplog.records
+    assert (first.getMessage(), second.getMessage()) == (f"{MARK}it is at 100 %", f"{MARK}it has ended")
+    assert first.exc_info is not None
+    assert second.exc_info is not None
+    assert "100 % ours" in str(first.exc_info[1])
+    assert "later" in str(second.exc_info[1])
+    assert first.filename == Path(__file__).name
+
+
+# What is logged while a server is away: one line for each cause, minute and client, and how many were left out.
+
+
+FAIL = (
+    "FAIL [rdkafka#{client}] [thrd:localhost:{port}/1]: localhost:{port}/1: Connect to ipv4#127.0.0.1:{port} failed: "
+    "Connection refused (after {after}ms in state CONNECT, {count} identical error(s) suppressed)"
+)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def said(limiter: Limiter, text: str, *arguments: object, level: int = logging.WARNING) -> str | None:
+    record = logging.LogRecord("rollbridge.consumer.reader", level, "", 0, text, arguments, None)
+    return record.getMessage() if limiter.filter(record) else None
+
+
+def test_one_line_for_each_minute_with_the_number_of_those_left_out() -> None:
+    clock = Clock()
+    limiter = Limiter(60.0, clock)
+    told = []
+    for count in range(60 * 22 * 2):  # 22 a second for two minutes
+        clock.now = 100.0 + count / 22
+        line = said(limiter, FAIL.format(client="consumer-1", port=9092, after=count % 7, count=count))
+        if line is not None:
+            told.append(line)
+    assert len(told) == 2
+    assert "left out" not in told[0]
+    assert f"({60 * 22 - 1} lines like this were left out in the last 60 s)" in told[1]
+
+
+def test_what_the_library_says_of_repetitions_makes_no_new_cause() -> None:
+    limiter = Limiter()
+    first = FAIL.format(client="consumer-1", port=9092, after=0, count=1)
+    assert said(limiter, first.replace(", 1 identical error(s) suppressed", "")) is not None
+    assert said(limiter, first) is None
+
+
+def test_clients_and_brokers_and_causes_are_told_apart() -> None:
+    limiter = Limiter()
+    lines = [
+        FAIL.format(client="consumer-1", port=9092, after=0, count=0),
+        FAIL.format(client="consumer-2", port=9092, after=0, count=0),
+        FAIL.format(client="consumer-1", port=9093, after=0, count=0),
+        "reading shop/orders: Broker: Not leader for partition",
+        "reading shop/lines: Broker: Not leader for partition",
+    ]
+    assert [said(limiter, line) for line in lines] == lines
+    assert [said(limiter, line) for line in lines] == [None] * 5
+
+
+def test_figures_that_change_make_no_new_cause() -> None:
+    limiter = Limiter()
+    assert said(limiter, "offset %d of %s did not come within %.1f s", 7, "t", 1.5) is not None
+    assert said(limiter, "offset %d of %s did not come within %.1f s", 8, "t", 2.25) is None
+    assert said(limiter, "offset %d of %s did not come within %.1f s", 8, "t-2", 2.25) is not None
+
+
+def test_what_is_said_for_debugging_is_not_limited() -> None:
+    limiter = Limiter()
+    assert [said(limiter, "x", level=logging.DEBUG) for _ in range(3)] == ["x"] * 3
+
+
+def test_no_end_of_causes_takes_no_end_of_memory() -> None:
+    limiter = Limiter()
+    for number in range(5_000):
+        assert said(limiter, f"topic t-{number} is away") is not None
+    assert len(limiter._causes) <= 1_000

@@ -7,16 +7,15 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline
+from rollbridge.base.sn import ANY, EMPTY, SN
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.segment_tail import LineageTails, ask
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import SegmentPlaces, StreamName
-from rollbridge.model.sn import ANY, EMPTY, SN
-from rollbridge.model.truncation import without_epochs
+from rollbridge.stream.epochs import EpochHistory, without_epochs
+from rollbridge.stream.keyspace import KeyRange, even_ranges
+from rollbridge.stream.names import SegmentPlaces, StreamName
+from rollbridge.stream.reading import KeyLineage
 
 STREAM = StreamName.parse("scope/stream")
 KEY = b"k"
@@ -50,8 +49,8 @@ def dropped(end: int) -> EpochHistory:
 
 def asked(history: EpochHistory, reader: LogReader, place: int | None = None) -> tuple[SN, SN]:
     """The last record, and the last one of a key since a place, where the active segment is empty."""
-    tails, course = LineageTails(SegmentPlaces(STREAM).of), KeyLineage(history, 0.5)
-    questions = tails.last(course, None, 0), tails.last(course, KEY, 0, place)
+    tails, lineage = LineageTails(SegmentPlaces(STREAM).of), KeyLineage(history, 0.5)
+    questions = tails.last(lineage, None, 0), tails.last(lineage, KEY, 0, place)
     last, last_of = (ask(question, reader, Deadline(math.inf)) for question in questions)
     return last, last_of
 

@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 
 import rollbridge_schemas
+from rollbridge.base.mapper import REASON_CHARACTERS_MAX, NodeRecord
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.changes import CommittingTransactions, EpochTransition, Merging, StreamFault
-from rollbridge.model.epochs import EpochRecord
-from rollbridge.model.late import LateNotes
-from rollbridge.model.mapper import REASON_CHARACTERS_MAX, NodeRecord
-from rollbridge.model.records import (
-    ClientSession,
+from rollbridge.metadata.changes import CommittingTransactions, EpochTransition, Merging, StreamFault
+from rollbridge.metadata.client_sessions import ClientSession
+from rollbridge.metadata.records import (
     ClusterIdentity,
     ControllerEpoch,
     Coordinator,
     Group,
     LogMarks,
     RetentionMarks,
-    StreamConfig,
     TransactionRecord,
     Truncation,
 )
-from rollbridge.model.requests import AdminAnswer, AdminRequest
-from rollbridge.model.scaling import ScalingWaits
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochRecord
+from rollbridge.stream.late import LateNotes
+from rollbridge.stream.scaling import ScalingWaits
 
 GOLDEN = Path(rollbridge_schemas.__file__).parents[1] / "tests" / "golden"
 CLASSES: tuple[type[NodeRecord], ...] = (

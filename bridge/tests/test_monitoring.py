@@ -5,21 +5,36 @@ from __future__ import annotations
 import ast
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from rollbridge.cli.common import ExitCode
 from rollbridge.cli.main import main
 from rollbridge.cli.main import rollbridge as command_line
 from rollbridge.cli.monitoring import BOARD_FILE, RULES_FILE
-from rollbridge.monitoring.alerts import Alert, plain_runbook, runbook
-from rollbridge.monitoring.rules import ALERTS, alerts_of, remedy, rules
+from rollbridge.monitoring.runbook import Alert, alerts, alerts_of, plain_runbook, remedy, rules, runbook
 
 ROOT = Path(__file__).parents[2]
 DOCTOR = ROOT / "bridge" / "rollbridge" / "doctor"
-REMEDIES = [item for alert in ALERTS.values() for item in alert.remedies]
+PACKAGE = ROOT / "bridge" / "rollbridge" / "monitoring"
+ALERTS = alerts()
+REMEDIES = [item for alert in ALERTS.values() for item in alert.findings]
+
+
+def test_each_rule_has_a_runbook_in_the_same_order() -> None:
+    given = [rule for group in yaml.safe_load(rules())["groups"] for rule in group["rules"]]
+    assert [
+        (alert.full_name, alert.expression, alert.pending, {"severity": alert.severity}) for alert in ALERTS.values()
+    ] == [(rule["alert"], rule["expr"], rule["for"], rule["labels"]) for rule in given]
+    assert {alert.severity for alert in ALERTS.values()} == {"critical", "warning"}
+    sections = tomllib.loads((PACKAGE / "runbook.toml").read_text(encoding="utf-8"))
+    assert list(sections) == list(ALERTS)
+    known = {"means", "limits", "look", "do", "do_not", "findings"}
+    assert all(section.keys() <= known for section in sections.values())
 
 
 def calls(name: str) -> list[ast.Call]:
@@ -59,11 +74,10 @@ def test_elsewhere_names_in_a_remedy_stand_in_capitals() -> None:
 
 @pytest.mark.parametrize("alert", ALERTS.values(), ids=lambda alert: alert.name)
 def test_each_alert_has_a_section_to_which_its_rule_leads(alert: Alert) -> None:
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    assert f"\n### {alert.full_name}\n\n{runbook(alert)}" in page
     [address] = re.findall(rf'runbook_url: "(.*#{alert.anchor})"', rules())
     path, _, anchor = address.partition("#")
-    assert (ROOT / path).is_file()
+    page = (ROOT / path).read_text(encoding="utf-8")
+    assert f"\n## {alert.full_name}\n\n{runbook(alert)}" in page
     titles = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
     assert [title for title in titles if title.lower().replace(" ", "-") == anchor] == [alert.full_name]
 
@@ -71,8 +85,8 @@ def test_each_alert_has_a_section_to_which_its_rule_leads(alert: Alert) -> None:
 @pytest.mark.parametrize("alert", ALERTS.values(), ids=lambda alert: alert.name)
 def test_links_of_a_runbook_lead_somewhere(alert: Alert) -> None:
     docs = ROOT / "docs"
-    for page, anchor in re.findall(r"\]\(([\w.-]*)#?([\w-]*)\)", runbook(alert)):
-        text = (docs / (page or "operations.md")).read_text(encoding="utf-8")
+    for page, anchor in re.findall(r"\]\(([\w.-]+)#?([\w-]*)\)", runbook(alert)):
+        text = (docs / page).read_text(encoding="utf-8")
         titles = [
             re.sub(r"[^\w -]", "", title).lower().replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, re.M)
         ]
@@ -116,25 +130,23 @@ def test_on_a_terminal_a_runbook_is_plain_and_not_wide(alert: Alert) -> None:
     assert "`" not in text
     assert "](" not in text
     assert "**" not in text
-    assert text.split()[1:] == re.sub(r"\*+|`", "", _links_spelt_out(runbook(alert))).split()
-
-
-def _links_spelt_out(text: str) -> str:
-    text = re.sub(r"\]\(#", "](operations.md#", text)
-    return re.sub(r"\[([^\]]+)\]\(([^)]+)\)", r"\1 (docs/\2)", text)
+    links_spelt_out = re.sub(r"\[([^\]]+)\]\(([^)]+)\)", r"\1 (docs/\2)", runbook(alert))
+    assert text.split()[1:] == re.sub(r"\*+|`", "", links_spelt_out).split()
 
 
 # ``rollbridge monitoring``
 
 
-def test_the_command_writes_what_the_docs_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_the_files_that_the_docs_link(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "new" / "folder"
     code, out, _ = told(capsys, "monitoring", str(folder), "--json")
     assert code == ExitCode.OK
     assert json.loads(out) == {"written": [str(folder / RULES_FILE), str(folder / BOARD_FILE)]}
     assert sorted(path.name for path in folder.iterdir()) == sorted([RULES_FILE, BOARD_FILE])
-    for path in folder.iterdir():
-        assert path.read_bytes() == (ROOT / "docs" / "monitoring" / path.name).read_bytes()
+    page = (ROOT / "docs" / "monitoring.md").read_text(encoding="utf-8")
+    for written, name in ((RULES_FILE, "rules.yaml"), (BOARD_FILE, "board.json")):
+        assert (folder / written).read_bytes() == (PACKAGE / name).read_bytes()
+        assert f"](../bridge/rollbridge/monitoring/{name})" in page
     assert told(capsys, "monitoring", str(folder))[0] == ExitCode.OK, "again, with nothing changed"
 
 
@@ -154,7 +166,7 @@ def test_a_file_that_was_changed_is_not_replaced_unasked(tmp_path: Path, capsys:
 def test_rules_lead_to_where_the_docs_are_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told(capsys, "monitoring", str(tmp_path), "--docs", "https://docs.example.com/rollbridge")
     text = (tmp_path / RULES_FILE).read_text(encoding="utf-8")
-    assert 'runbook_url: "https://docs.example.com/rollbridge/operations.html#rollbridgenoleader"' in text
+    assert 'runbook_url: "https://docs.example.com/rollbridge/runbook.html#rollbridgenoleader"' in text
 
 
 def test_a_directory_that_cannot_be_written_to_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,6 +195,6 @@ def test_commands_and_settings_of_a_runbook_exist(alert: Alert) -> None:
             command = found
         known = {name for parameter in (*command.params, *command_line.params) for name in parameter.opts}
         assert not option or option in known, f"rollbridge {words}{option}"
-    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8").partition("## Board and alerts")[0]
+    page = (ROOT / "docs" / "coordinator-options.md").read_text(encoding="utf-8")
     for setting in re.findall(r"`([A-Z]+(?:_[A-Z]+)+)`", text):
         assert f"| `{setting.lower()}` |" in page, setting

@@ -10,9 +10,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import group_names, segment_ids, stream_names, transaction_ids
+from rollbridge.base.ids import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
 from rollbridge.errors import InvalidNameError
-from rollbridge.model.ids import EPOCH_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
-from rollbridge.model.names import (
+from rollbridge.stream.names import (
     TOPIC_NAME_MAX,
     GroupName,
     Partition,

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from rollbridge.errors import ConfigError
-from rollbridge.model.options import (
+from rollbridge.base.options import (
     Option,
     faults_of,
     function,
@@ -23,6 +22,7 @@ from rollbridge.model.options import (
     values_of,
     words,
 )
+from rollbridge.errors import ConfigError
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -42,6 +42,21 @@ class Settings:
     streams: tuple[str, ...] = option((), convert=words)
     on_end: object = option(None, convert=function)
     others: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renamed:
+    """Settings of which one had another name in the last release."""
+
+    window_ms: int = option(200, low=0, former=("linger_ms",))
+
+
+def test_a_former_name_is_taken_with_a_warning() -> None:
+    faults: list[str] = []
+    with pytest.warns(FutureWarning, match="linger_ms: is called window_ms now"):
+        assert values_of(Renamed, {"linger_ms": "7"}, faults) == {"window_ms": 7}
+    assert values_of(Renamed, {"window_ms": "8"}, faults) == {"window_ms": 8}
+    assert faults == []
 
 
 def read(**given: Any) -> tuple[dict[str, Any], list[str]]:

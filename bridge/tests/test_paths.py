@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import group_names, stream_names, transaction_ids
-from rollbridge.model import paths
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, StreamName
+from rollbridge.base.ids import TransactionId
+from rollbridge.metadata import paths
+from rollbridge.stream.names import GroupName, StreamName
 
 STREAM, GROUP = StreamName("sales", "orders"), GroupName("sales", "eu")
 
@@ -42,7 +42,7 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
         paths.retention(StreamName("SCOPE", "STREAM")),
         paths.stream_fault(StreamName("SCOPE", "STREAM")),
         paths.late(StreamName("SCOPE", "STREAM")),
-        f"{paths.formers('SCOPE')}/STREAM#E.S.P",
+        f"{paths.deleted_streams('SCOPE')}/STREAM#E.S.P",
         f"{paths.GATEWAYS_LIVE}/NAME",
         f"{paths.GATEWAY_LEASES}/LIFE",
         f"{paths.GATEWAY_IDS}/B/CLIENT",
@@ -50,9 +50,9 @@ def test_every_path_is_in_the_documentation_of_the_module() -> None:
     }
     group = GroupName("SCOPE", "GROUP")
     made |= {node(group) for node in (paths.group, paths.controller, paths.leader, paths.committing, paths.scaling)}
-    made |= {paths.counter(group), paths.outdated(group), f"{paths.formers('SCOPE')}/STREAM#E.S.P"}
+    made |= {paths.counter(group), paths.outdated(group), f"{paths.deleted_streams('SCOPE')}/STREAM#E.S.P"}
     made |= {paths.log_marks(group), paths.scaling_waits(group)}
-    made |= {f"{paths.suspended(group)}/WORK", f"{paths.merging(group)}/MERGE"}
+    made |= {f"{paths.pending_changes(group)}/WORK", f"{paths.merging(group)}/MERGE"}
     made |= {f"{paths.requests(group)}/R", f"{paths.answers(group)}/R"}
     made.add(paths.session(group, "CLIENT"))
     made |= {paths.transaction(group, t).replace(f"0a/{t}", "B/ID"), paths.parts(group, t).replace(str(t), "ID")}

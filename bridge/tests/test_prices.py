@@ -12,15 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.tests.buffers import Buffer, World, begin_frame, fold_all, new_fold, worlds
-from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.commit_order import CommitLines, CommitOrder
-from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.fences import CLIENTS_MAX, OWNERS_MAX
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.group_offsets import GroupOffsets, OffsetDetails
-from rollbridge.model.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
-from rollbridge.model.pieces import (
+from rollbridge.base.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from rollbridge.base.sn import EMPTY
+from rollbridge.buffer.fold import BufferFold, BufferLimits
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
+from rollbridge.buffer.owners import CLIENTS_MAX, OWNERS_MAX
+from rollbridge.buffer.state import (
     CACHED_PRICE,
     FRAME_PRICE,
     PIECE_PRICE,
@@ -29,8 +26,10 @@ from rollbridge.model.pieces import (
     HeldFrames,
     begin_price,
 )
-from rollbridge.model.sn import EMPTY
-from rollbridge.model.transaction import State
+from rollbridge.buffer.table import State
+from rollbridge.commitlog.commit_order import CommitLines, CommitOrder
+from rollbridge.stream.conditions import Condition, Scope, StreamCondition
+from rollbridge.stream.group_offsets import GroupOffsets, OffsetDetails
 
 TINY = 60
 """Bytes of a frame's batch, about what the smallest record batch takes."""
@@ -242,7 +241,7 @@ def test_when_the_group_is_full_nothing_begins_and_what_is_open_goes_on() -> Non
         f"the open transactions of the group take too much of {100 * price} bytes of memory, held_bytes_max"
     }
     assert len(states) < 100, "what finds no room to be refused is dropped"
-    assert buffer.fold.dropped["crowded"] == 198 - len(states)
+    assert buffer.fold.rejected["crowded"] == 198 - len(states)
     buffer.data(misuse[-1], 0, 1)
     assert misuse[-1] not in buffer.fold.open
     for count in range(50):
@@ -318,7 +317,7 @@ def test_a_transaction_is_resumed_so_often_and_not_more() -> None:
 
 
 def test_sessions_of_more_client_names_than_are_held_begin_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rollbridge.model.fences.CLIENTS_MAX", 3)
+    monkeypatch.setattr("rollbridge.buffer.owners.CLIENTS_MAX", 3)
     fold = new_fold()
     fold.fences.raise_to("recorded", 1)
     for counter in range(1, 6):

@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories
+from rollbridge.base.ids import SegmentId
 from rollbridge.errors import ConflictError, InvalidRequestError
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.reading import ReadingPlan
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeyRange, even_ranges
+from rollbridge.stream.reading import ReadingPlan
 
 
 @dataclass
@@ -268,20 +268,3 @@ def test_another_stream_of_the_same_name_is_noticed(other: EpochHistory) -> None
     plan = ReadingPlan(SPLIT)
     with pytest.raises(ConflictError, match="deleted and created again"):
         plan.update(other)
-
-
-def test_it_is_known_whether_a_scale_has_just_come_or_many_segments_follow() -> None:
-    history, plans = EpochHistory.create(even_ranges(1), 0), []
-    for number in range(4):
-        plans.append(ReadingPlan(history))
-        [segment] = history.active.segments
-        record = history.plan_scale([segment.id.number], [segment.range], number)
-        history = history.with_records(record).with_sealed_ends(record.epoch, {segment.id: 1})
-    assert [(plan.is_at_front(), plan.is_far_behind()) for plan in plans] == [
-        (True, False),
-        (False, False),
-        (False, False),
-        (False, True),
-    ]
-    plans[-1].reached(SegmentId.of(0, 0), 1)
-    assert not plans[-1].is_far_behind()

@@ -9,24 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.tests.buffers import Buffer
-from bridge.tests.test_client_transaction import ORDERS, Bench
-from bridge.tests.test_frame_writer import Frames, route_to, writer_for
-from rollbridge.client.futures import FRAME_BYTES_MIN, FrameLimits
-from rollbridge.client.results import PartHandle, Piece
-from rollbridge.errors import CorruptDataError, TransactionTooLargeError
-from rollbridge.kafka.batches import BatchBuilder
-from rollbridge.model.buffer import BufferLimits
-from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.conditions import KEY_BYTES_MAX, RefusedCondition, StreamCondition
-from rollbridge.model.control import (
-    FRAMES_HARMLESS,
-    ControlKind,
-    ControlRecord,
-    Run,
-    bytes_of_record,
-    is_too_scattered,
-)
-from rollbridge.model.frames import (
+from bridge.tests.frame_makers import Frames, route_to, writer_for
+from bridge.tests.transaction_makers import ORDERS, Bench
+from rollbridge.base.ids import COUNTER_MAX, EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
+from rollbridge.base.sn import DLSN, EMPTY, SN
+from rollbridge.buffer.fold import BufferLimits
+from rollbridge.buffer.frames import (
     LABEL_CHARACTERS_MAX,
     REASON_CHARACTERS_MAX,
     STREAMS_MAX,
@@ -35,10 +23,21 @@ from rollbridge.model.frames import (
     PieceKey,
     decode_manifest,
 )
-from rollbridge.model.ids import COUNTER_MAX, EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, SegmentId, TransactionId
-from rollbridge.model.names import TOPIC_NAME_MAX
-from rollbridge.model.sn import DLSN, EMPTY, SN
-from rollbridge.model.transaction import State
+from rollbridge.buffer.table import State
+from rollbridge.client.futures import FRAME_BYTES_MIN, FrameLimits
+from rollbridge.client.results import PartHandle, Piece
+from rollbridge.commitlog.control import (
+    FRAMES_HARMLESS,
+    ControlKind,
+    ControlRecord,
+    Run,
+    bytes_of_record,
+    is_too_scattered,
+)
+from rollbridge.errors import CorruptDataError, TransactionTooLargeError
+from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.stream.conditions import KEY_BYTES_MAX, Condition, RefusedCondition, Scope, StreamCondition
+from rollbridge.stream.names import TOPIC_NAME_MAX
 
 OFFSET_MAX = (1 << 63) - 1
 FRAME_RECORDS_MAX = (1 << 32) - 1

@@ -12,18 +12,11 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import group_names, histories, partitions, stream_names, times_ms, transaction_ids
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.changes import CommittingTransactions, EpochTransition, Roll
-from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.records import (
-    ClusterIdentity,
-    ControllerEpoch,
-    Coordinator,
-    Group,
-    StreamConfig,
-    StreamState,
-    TransactionRecord,
-)
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.metadata.changes import CommittingTransactions, EpochTransition, Roll
+from rollbridge.metadata.records import ClusterIdentity, ControllerEpoch, Coordinator, Group, TransactionRecord
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.stream.config import StreamConfig, StreamState
+from rollbridge.stream.epochs import EpochHistory, EpochRecord
 
 int32 = st.integers(0, (1 << 31) - 1)
 text = st.text(max_size=10)

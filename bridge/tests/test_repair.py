@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from rollbridge.base.ids import SHARED_MAX, Epoch, SegmentId, TransactionId
 from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError
-from rollbridge.model import paths
-from rollbridge.model.changes import CommittingTransactions, EpochTransition, Roll
-from rollbridge.model.epochs import EpochCause, EpochRecord, Foundation
-from rollbridge.model.ids import SHARED_MAX, Epoch, SegmentId, TransactionId
-from rollbridge.model.journal import (
+from rollbridge.metadata import paths
+from rollbridge.metadata.changes import CommittingTransactions, EpochTransition, Roll
+from rollbridge.metadata.client_sessions import ClientSession
+from rollbridge.metadata.journal import (
     COUNTER_JUMP,
     LOG_BEGINS,
     VERSION_JUMP,
@@ -22,23 +22,22 @@ from rollbridge.model.journal import (
     highest_number,
     plan,
 )
-from rollbridge.model.keyspace import KeyRange
-from rollbridge.model.late import Forwarding, LateNotes, LateSegment
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import (
-    ClientSession,
+from rollbridge.metadata.records import (
     ControllerEpoch,
     CreateNode,
     DeleteNode,
     Group,
     NodeOperation,
-    Retention,
     SetNode,
-    StreamConfig,
     Truncation,
     bytes_of,
 )
-from rollbridge.model.segment_graph import Segment
+from rollbridge.stream.config import Retention, StreamConfig
+from rollbridge.stream.epochs import EpochCause, EpochRecord, TruncatedHistory
+from rollbridge.stream.keyspace import KeyRange
+from rollbridge.stream.late import Forwarding, LateNotes, LateSegment
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge.stream.segment_graph import Segment
 
 GROUP = GroupName("sales", "main")
 STREAM, YOUNG, GONE = (StreamName("sales", name) for name in ("orders", "young", "gone"))
@@ -112,7 +111,7 @@ BACKUP = with_parents(
         paths.parts(GROUP, OPEN): b"",
         f"{paths.requests(GROUP)}/request-1": b"{}",
         f"{paths.transactions(GROUP)}/00/old": b"{}",
-        paths.formers("sales"): b"",
+        paths.deleted_streams("sales"): b"",
     }
 )
 REMOVED = Truncation(frozenset({SegmentId.of(0, 0)})).to_json()
@@ -171,7 +170,7 @@ def test_streams_are_exactly_what_the_journal_says() -> None:
         below = journaled(tree.below(paths.stream(name)))
         assert below == {path: value for path, value in JOURNAL.items() if path.startswith(paths.stream(name))}
     assert not tree.below(paths.stream(GONE)), "it was deleted after the backup"
-    assert f"{paths.formers('sales')}/gone#4.77" in tree.values
+    assert f"{paths.deleted_streams('sales')}/gone#4.77" in tree.values
 
 
 def test_the_count_of_prepared_segments_is_restored() -> None:
@@ -183,7 +182,7 @@ def test_the_count_of_prepared_segments_is_restored() -> None:
 def test_what_zookeeper_has_newer_than_a_journal_whose_leader_has_died_stays() -> None:
     """Only counters were set back, and that is what the repair is for."""
     config = StreamConfig.from_json(JOURNAL[paths.stream(STREAM)])
-    foundation = Foundation(Epoch(1), 0, (5,), ends=(5,))
+    foundation = TruncatedHistory(Epoch(1), 0, (5,), ends=(5,))
     notes = LateNotes({SegmentId.of(1, 1): LateSegment(9, 2)}, revision=4)
     newer = {
         paths.stream(STREAM): replace(config, retention=Retention(ms=9), revision=1).to_json(),
@@ -222,7 +221,7 @@ def test_epochs_that_were_dropped_after_the_backup_go() -> None:
     assert paths.epoch(STREAM, 0) in repaired(BACKUP, replace(EVIDENCE, journal=journal)).values, (
         "it says nothing of it"
     )
-    journal[paths.truncation(STREAM)] = Truncation(foundation=Foundation(Epoch(1), 0, (5,), ends=(5,))).to_json()
+    journal[paths.truncation(STREAM)] = Truncation(foundation=TruncatedHistory(Epoch(1), 0, (5,), ends=(5,))).to_json()
     assert paths.epoch(STREAM, 0) not in repaired(BACKUP, replace(EVIDENCE, journal=journal)).values
 
 
@@ -261,7 +260,7 @@ def test_records_of_transactions_and_requests_of_before_go() -> None:
 def test_records_of_an_epoch_that_nobody_has_written_down_are_refused_unless_it_is_being_made() -> None:
     topics = {**EVIDENCE.topics, STREAM.segment_topic(SegmentId.of(4, 4)): "s"}
     evidence = replace(EVIDENCE, topics=topics)
-    with pytest.raises(CorruptDataError, match=r"whose key ranges nobody has written down.*later backup"):
+    with pytest.raises(CorruptDataError, match=r"whose key ranges are not on record.*later backup"):
         plan(BACKUP, [evidence], NOW_MS)
     scale = EpochTransition(STREAM, "request-1", 4, (1,), (KeyRange(0.0, 1.0),), 0, 7)
     assert deleted(plan(BACKUP | {paths.scaling(GROUP): scale.to_json()}, [evidence], NOW_MS)) == {}

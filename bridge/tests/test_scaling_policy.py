@@ -9,17 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.tests.test_doctor import GOOD
-from rollbridge.cli.scaling import given_policy, scaling_document, scaling_text
-from rollbridge.cli.stream import description_text, history_table
+from bridge.tests.doctor_makers import GOOD
+from rollbridge.base.errors import InvalidRequestError
+from rollbridge.cli.stream import description_text, given_policy, history_table, scaling_document, scaling_text
 from rollbridge.client.admin import StreamDescription
 from rollbridge.doctor.checks import find
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.errors import InvalidRequestError
-from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import StreamConfig
-from rollbridge.model.scaling import FIXED, ScalingPolicy, ScalingWait
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import even_ranges
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge.stream.scaling import FIXED, ScalingPolicy, ScalingWait
 
 ORDERS = StreamName("sales", "orders")
 POLICY = ScalingPolicy(events_per_second=200, min_segments=2, max_segments=8)

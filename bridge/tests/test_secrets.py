@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from kazoo.protocol.serialization import Auth, Connect, Create
 
+from rollbridge.base.security import Quieter, Security, ZooKeeperSecurity
 from rollbridge.config import ConnectionSettings, load_settings
-from rollbridge.consumer.settings import consumer_settings
+from rollbridge.consumer.consumer import consumer_settings
 from rollbridge.errors import ConfigError
-from rollbridge.security.kafka import Security
-from rollbridge.security.zookeeper import Quieter, ZooKeeperSecurity
+from rollbridge.metadata.acls import digest_identity, parse_identity, shown
+from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.spark.settings import OptionReader, read_settings
-from rollbridge.zookeeper.access import digest_identity, parse_identity, shown
-from rollbridge.zookeeper.session import ZooKeeperSession
 from rollbridge_coordinator.config import load_coordinator_settings
 from rollbridge_devcluster.state import write_privately
 
@@ -72,7 +71,7 @@ def test_no_settings_show_secrets_and_all_pass_them_on(tmp_path: Path, monkeypat
 
 
 def test_what_kazoo_logs_of_requests_leaves_passwords_out(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(1)
+    caplog.set_level(1, logger="kazoo.client")  # which others may have made quieter
     log = Quieter(logging.getLogger("kazoo.client"), {})
     secrets = [
         Auth(0, "digest", f"alice:{SECRET}"),
@@ -158,7 +157,7 @@ def test_a_file_with_secrets_that_others_may_read_is_warned_of(
     file.write_text(TOML)
     file.chmod(mode)
     load_settings(config_file=file, environ={})
-    assert ("others may read it" in caplog.text) is warned
+    assert ("others may read its passwords" in caplog.text) is warned
     assert SECRET not in caplog.text
 
 

@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.errors import InvalidRequestError
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.segment_graph import SegmentGraph
-from rollbridge.model.truncation import without_epochs
+from rollbridge.base.errors import InvalidRequestError
+from rollbridge.base.ids import SegmentId
+from rollbridge.stream.epochs import EpochHistory, without_epochs
+from rollbridge.stream.keyspace import KeyRange, even_ranges
+from rollbridge.stream.segment_graph import SegmentGraph
 
 A = SegmentId.of(0, 0)
 

@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from rollbridge.base.effects import AnyEffect, Steps, run
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import DLSN, SN
 from rollbridge.kafka.batches import LogRecord
-from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Stretch
-from rollbridge.kafka.segment_tail import Need, Question, Read, SegmentTail, T, drive, sn_of
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.sn import SN
+from rollbridge.kafka.fetch import LogDivergedError, Stretch
+from rollbridge.kafka.segment_tail import Examined, Read, Seen, SegmentTail, T, sn_of
+from rollbridge.stream.group_offsets import NO_EPOCH
 
 PLACE = ("scope.stream.segment-0.epoch-0", 0)
 SEGMENT = SegmentId.of(0, 0)
@@ -48,10 +50,10 @@ class Log:
         found = enumerate(self.entries[start:], start)
         return [LogRecord(offset, 0, entry.key, b"", []) for offset, entry in found if entry.key is not None]
 
-    def ask(self, question: Question[T]) -> T:
-        return drive(question, self._answer)
+    def ask(self, question: Steps[T]) -> T:
+        return run(question, self._answer)
 
-    def _answer(self, need: Need) -> Stretch:
+    def _answer(self, need: AnyEffect) -> Stretch:
         assert isinstance(need, Read)
         if need.epoch != NO_EPOCH:
             until = [entry for entry in self.entries if entry.epoch <= need.epoch]
@@ -158,4 +160,47 @@ def test_what_a_log_has_lost_is_said_whoever_wrote_it(lost: str, caplog: pytest.
     while len(log.entries) < 4:
         log.append(b"other")
     assert log.ask(tail.last_of(OWN, 0, 4)) is None
-    assert "is forgotten" in caplog.text
+    assert "tail.forgotten" in caplog.text
+
+
+# What is known of a segment's end: against the log itself, however it was looked at.
+
+
+KEYS = [b"a", b"b", b"c", b"d"]
+
+
+def seen(log: list[bytes | None], start: int, end: int) -> list[Seen]:
+    return [
+        Seen(place, key, SN(DLSN(0, 0, place), 100 + place if key == b"a" else None, place))
+        for place, key in enumerate(log[start:end], start)
+        if key is not None
+    ]
+
+
+@given(st.lists(st.sampled_from([None, *KEYS]), max_size=20), st.integers(1, 4), st.data())
+def test_it_knows_what_the_log_says(log: list[bytes | None], keys_max: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, len(log)))
+    known = Examined(start, keys_max)
+    while known.end < len(log):
+        if known.last_from and data.draw(st.booleans()):
+            earlier = data.draw(st.integers(0, known.last_from))
+            known.prepend(earlier, seen(log, earlier, known.last_from))
+        end = data.draw(st.integers(known.end + 1, len(log)))
+        known.extend(known.end, end, seen(log, known.end, end))
+        records = seen(log, known.last_from, known.end)
+        assert known.last == (records[-1].sn if records else None)
+        ids = [record.sn.transaction_id for record in records if record.sn.transaction_id is not None]
+        assert known.last_id == (ids[-1] if ids else None)
+        assert known.last_from <= known.keys_from <= known.end or known.keys_from == known.last_from
+        for key in KEYS:
+            of_key = [record.sn for record in seen(log, known.keys_from, known.end) if record.key == key]
+            assert known.last_of(key) == (of_key[-1] if of_key else None)
+
+
+@pytest.mark.parametrize("before", [[], [Seen(1, b"a", SN(DLSN(0, 0, 1), 101, 1))]])
+def test_what_was_truncated_behind_the_window_begins_it_anew(before: list[Seen]) -> None:
+    known = Examined(0)
+    known.extend(0, 2, before)
+    known.extend(7, 9, [])
+    assert (known.last_from, known.keys_from, known.end) == (7, 7, 9)
+    assert (known.last, known.last_id, known.last_of(b"a")) == (None, None, None)

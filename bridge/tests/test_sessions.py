@@ -8,31 +8,37 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.owners import CLIENTS_MAX, Fences
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.cooperative import JointState, JointWork, SharedSession
-from rollbridge.model.fences import CLIENTS_MAX, Fences
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.records import MINUTE_MS, ClientSession, next_session
-from rollbridge.model.sessions import (
+from rollbridge.metadata.client_sessions import (
     _PLAIN,
     DAY_MS,
     HOUR_MS,
     KEPT_MS,
     KEPT_OF_OTHERS_MS,
     RENEW_MS,
+    ClientSession,
+    CooperativeState,
+    CooperativeWork,
+    SharedSession,
     floor_of,
     highest_floor,
     is_damaged,
     may_go,
+    next_session,
     read_session,
 )
+from rollbridge.stream.config import MINUTE_MS
 
 NOW_MS = 20_000 * DAY_MS
 OWN = ClientSession("c", (NOW_MS - 2 * DAY_MS) // MINUTE_MS, NOW_MS - 2 * DAY_MS, renews=True)
 OTHER = replace(OWN, renews=False)
-WORK = JointWork(series="q", number=1, transaction=TransactionId.of(0, 1), epoch=7, streams={"s/t": 0}, lease_ms=1)
+WORK = CooperativeWork(
+    series="q", number=1, transaction=TransactionId.of(0, 1), epoch=7, streams={"s/t": 0}, lease_ms=1
+)
 JOINT = replace(OWN, renews=False, shared=SharedSession("run", (), WORK))
-LOADER = JOINT.with_work(replace(WORK, series="day-1", state=JointState.COMMITTED), OWN.registered_ms)
+LOADER = JOINT.with_work(replace(WORK, series="day-1", state=CooperativeState.COMMITTED), OWN.registered_ms)
 SERIES = LOADER.with_work(replace(WORK, series="day-2"), OWN.registered_ms)
 OLD_MS = NOW_MS - KEPT_OF_OTHERS_MS - 1
 

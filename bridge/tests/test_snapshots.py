@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollbridge_schemas
-from rollbridge.errors import CorruptDataError, NewerFormatError
-from rollbridge.model import snapshots
-from rollbridge.model.ids import COUNTER_MAX, TransactionId
-from rollbridge.model.snapshots import (
+from rollbridge.base import mapper
+from rollbridge.base.ids import COUNTER_MAX, TransactionId
+from rollbridge.buffer.snapshots import (
     ID_BYTES_IN_MEMORY,
     AbortedTransactions,
     SegmentCache,
@@ -27,6 +26,7 @@ from rollbridge.model.snapshots import (
     index_keys,
     segment_of,
 )
+from rollbridge.errors import CorruptDataError, NewerFormatError
 
 PARTITION = ("sales.orders.transaction-buffer", 1)
 IDS = st.builds(
@@ -45,7 +45,7 @@ def one(counter: int) -> bytes:
 
 
 def framed(content: bytes) -> bytes:
-    return bytes([snapshots.VERSION]) + zlib.crc32(content).to_bytes(4, "big") + content
+    return bytes([mapper.VERSION]) + zlib.crc32(content).to_bytes(4, "big") + content
 
 
 def segment(*counters: int, sequence_id: int = 0, first: int = 0, last: int = 10) -> SnapshotSegment:
@@ -77,7 +77,7 @@ def test_any_ids_round_trip_in_both_records(aborts: tuple[bytes, ...]) -> None:
     assert decode_segment(sealed.encode()) == sealed
     assert segment_of(sealed.index(5), PARTITION, "id", sealed.encode()) == sealed
     assert decode_snapshot(snapshot(aborts=aborts).encode()) == snapshot(aborts=aborts)
-    datum = rollbridge_schemas.codec("snapshot_segment").decode(sealed.encode()[snapshots._FRONT.size :])
+    datum = rollbridge_schemas.codec("snapshot_segment").decode(sealed.encode()[mapper._FRONT.size :])
     assert framed(rollbridge_schemas.codec("snapshot_segment").encode(datum)) == sealed.encode()
 
 

@@ -9,15 +9,15 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from rollbridge.base.attribution import RECORD_HEADER, pack_record_header, pack_run
+from rollbridge.base.ids import PART_MAX, TransactionId
 from rollbridge.kafka.batches import BatchBuilder, Compression, parse_header, read_records
 from rollbridge.kafka.committed import attributed
-from rollbridge.model.attribution import RECORD_HEADER, pack_record_header, pack_run
-from rollbridge.model.ids import PART_MAX, TransactionId
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
 
-from rollbridge.spark.sink_records import (  # noqa: E402 - needs pyarrow
+from rollbridge.spark.sink_records import (  # noqa: E402
     Rows,
     batch_bytes,
     encode_batch,

@@ -10,10 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.tests.strategies import histories
+from rollbridge.base.ids import SegmentId
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges
 from rollbridge.spark.planning import (
     CHAIN_MAX,
     OffsetRange,
@@ -28,6 +26,8 @@ from rollbridge.spark.planning import (
     without_lost,
     without_unknown,
 )
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeyRange, even_ranges
 
 Front = dict[SegmentId, int]
 
@@ -242,7 +242,7 @@ def test_a_front_behind_the_end_of_a_log_is_told_and_reading_goes_on_at_the_end(
 
 
 def test_ends_of_other_epochs_are_no_plan_to_read_nothing() -> None:
-    with pytest.raises(CorruptDataError, match=f"where segment {A} ends"):
+    with pytest.raises(CorruptDataError, match=f"the end of segment {A} was not looked up"):
         advance(EpochHistory(scaled(5).records[:1]), {A: 0}, {B: 10, C: 10})
 
 

@@ -15,17 +15,17 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from rollbridge.base.attribution import RECORD_HEADER, pack_record_header, unpack_record_header
+from rollbridge.base.ids import SegmentId, TransactionId
+from rollbridge.base.sn import TRANSACTION_ID_HEADER, pack_transaction_id
 from rollbridge.consumer.records import OWN_HEADERS
 from rollbridge.errors import ConfigError, CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import BatchBuilder, Compression, read_records, stamp
 from rollbridge.kafka.committed import AbortedSpan
-from rollbridge.model.attribution import RECORD_HEADER, pack_record_header, unpack_record_header
-from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.sn import TRANSACTION_ID_HEADER, pack_transaction_id
-from rollbridge.spark.columns import TIMESTAMP_MS_MAX, record_batch
 from rollbridge.spark.planning import SegmentPlace
-from rollbridge.spark.schema import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, schema_of
+from rollbridge.spark.settings import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, schema_of
 from rollbridge.spark.source_records import Runs, committed_end, parse
+from rollbridge.spark.source_task import TIMESTAMP_MS_MAX, record_batch
 
 TRANSACTIONAL, LOG_APPEND_TIME = 0x10, 0x08
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -11,28 +11,33 @@ from typing import Any, cast
 import pytest
 from xxhash import xxh64_intdigest
 
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import FrameHeader, unpack_header
 from rollbridge.client.frame_writer import PartWriter
 from rollbridge.client.futures import Completion, FrameLimits, PartStream
 from rollbridge.client.results import PartHandle
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError, LocalEnvironmentError, RowRefusedError
 from rollbridge.kafka.batches import Compression, read_records
-from rollbridge.model.cooperative import JointContent
-from rollbridge.model.frames import FrameHeader, unpack_header
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.keyspace import HASH_SEED
-from rollbridge.model.names import GroupName
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.records import TopicLimits
-from rollbridge.model.routing import Route, hash_bounds
-from rollbridge.zookeeper.errors import ZooKeeperDeniedError
+from rollbridge.metadata.client_sessions import CooperativeContent
+from rollbridge.metadata.errors import ZooKeeperDeniedError
+from rollbridge.stream.config import TopicLimits
+from rollbridge.stream.keyspace import HASH_SEED, KeySpace
+from rollbridge.stream.names import GroupName
+from rollbridge.stream.routing import Route, hash_bounds
 
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
 
-from rollbridge.spark.datasource import RollbridgeSource, RollbridgeTransactionsSource  # noqa: E402
-from rollbridge.spark.kept import Kept  # noqa: E402
-from rollbridge.spark.settings import OptionReader, SparkSettings, read_settings  # noqa: E402
+from rollbridge.spark.datasource import (  # noqa: E402
+    RollbridgeSource,
+    RollbridgeTransactionsSource,
+)
+from rollbridge.spark.settings import (  # noqa: E402
+    OptionReader,
+    SparkSettings,
+    read_settings,
+)
 from rollbridge.spark.sink import (  # noqa: E402
     BATCH_ID,
     QUERY_ID,
@@ -49,9 +54,8 @@ from rollbridge.spark.sink_records import (  # noqa: E402
     Columns,
     PartitionReader,
 )
-from rollbridge.spark.sink_task import (  # noqa: E402
-    PartitionWriter,
-)
+from rollbridge.spark.sink_task import PartitionWriter  # noqa: E402
+from rollbridge.spark.worker import Kept  # noqa: E402
 
 NEEDED = {"kafka.bootstrap.servers": "k:9092", "zookeeper": "z:2181", "stream": "sales/orders"}
 STREAMS = ("sales/orders", "sales/items")
@@ -164,7 +168,7 @@ def test_what_fails_after_the_commit_does_not_fail_the_job(caplog: pytest.LogCap
     handle: Any = SimpleNamespace()
     _commit(cast("Any", target), [PartitionWritten(SinkJob("c", "s", "q", 3), ticket, handle)])
     assert target.asked == 1
-    assert "is committed, what follows failed" in caplog.text
+    assert "sink.note_failed work=[" in caplog.text
 
 
 def test_everything_that_is_wrong_with_the_options_is_named_at_once() -> None:
@@ -314,8 +318,8 @@ class HeldPart:
         assert header is not None
         self.frames.append((place, header, value))
 
-    def lane(self, stream: str) -> PartStream:
-        return self.writer.lanes[stream]
+    def part_stream(self, stream: str) -> PartStream:
+        return self.writer.part_streams[stream]
 
     def put_batch(self, *arguments: Any) -> None:
         self.writer.put_batch(*arguments)
@@ -438,7 +442,7 @@ def test_rows_without_a_key_are_spread_and_large_ones_get_frames_of_their_own() 
 LOW = (1 << 64) - 1
 
 
-def content(*batches: Any, columns: Columns | None = None, streams: int = 1) -> JointContent:
+def content(*batches: Any, columns: Columns | None = None, streams: int = 1) -> CooperativeContent:
     reader = PartitionReader(columns or Columns(1, 0, None, None, None), STREAMS[:streams])
     for rows in batches:
         reader.read(rows)
@@ -458,7 +462,7 @@ def test_the_digest_of_rows_is_what_it_always_was() -> None:
         return mixed(mixed(mixed(of_key ^ stream) ^ of_value))
 
     digest = sum(slow(b"k%d" % (row % 13), b"%d" % row) for row in range(20)) & LOW
-    assert content(batch(20)) == JointContent(20, digest)
+    assert content(batch(20)) == CooperativeContent(20, digest)
     assert digest == 0x6BB63003000FA8FE
 
 
@@ -500,7 +504,7 @@ ONE = {"key": ["k"], "value": [b"v"]}
     ],
 )
 def test_rows_that_differ_in_anything_that_is_written_have_another_digest(one: Any, other: Any) -> None:
-    def of(change: dict[str, Any]) -> JointContent:
+    def of(change: dict[str, Any]) -> CooperativeContent:
         values = {**ONE, **change}
         rows = len(values["key"])
         values = {"headers": [None] * rows, "timestamp": [1_000] * rows, "topic": [STREAMS[0]] * rows} | values
@@ -519,7 +523,7 @@ def test_a_time_that_is_not_named_is_no_part_of_a_row(monkeypatch: pytest.Monkey
     rows = pa.RecordBatch.from_pydict({"key": ["k"], "value": [b"v"], "timestamp": pa.nulls(1, pa.timestamp("us"))})
     found = set()
     for now_s in (1_000.0, 2_000.0):
-        monkeypatch.setattr("rollbridge.spark.sink_records.time.time", lambda now_s=now_s: now_s)
+        monkeypatch.setattr("rollbridge.spark.sink_records.wall_ms", lambda now_s=now_s: round(now_s * 1000))
         found |= {content(rows, columns=Columns(1, 0, None, 2, None)), content(rows)}
     assert len(found) == 2, "one for each of both shapes"
 

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 
 from bridge.tests.strategies import group_names, longs, segment_ids, stream_names
 from rollbridge.errors import ConfigError, InvalidRequestError
-from rollbridge.model.names import GroupName
-from rollbridge.model.position import LogPosition, ReadPosition
 from rollbridge.spark.planning import LogOffset, StreamOffset
-from rollbridge.spark.settings import Kind, read_source
-from rollbridge.spark.transactions import read_log_settings
+from rollbridge.spark.settings import Kind, read_log_settings, read_source
+from rollbridge.stream.names import GroupName
+from rollbridge.stream.positions import LogPosition, ReadPosition
 
 NEEDED = {"kafka.bootstrap.servers": "localhost:9092", "zookeeper": "localhost:2181", "stream": "sales/orders"}
 

@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge.consumer import stretches
+from rollbridge.base.attribution import RECORD_HEADER, append_step, pack_run, unpack_run
+from rollbridge.base.ids import SegmentId, TransactionId
+from rollbridge.consumer import fetched_ranges
+from rollbridge.consumer.fetched_ranges import Batch, FetchedRange
 from rollbridge.consumer.records import Origin, Record
-from rollbridge.consumer.stretches import Batch, SegmentStretch
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka.batches import HEADER_BYTES, BatchHeader, Compression, _new_builder, parse_header
 from rollbridge.kafka.committed import AbortedSpan, batch_of_one
 from rollbridge.kafka.fetch_plan import Fetched
-from rollbridge.model.attribution import RECORD_HEADER, append_step, pack_run, unpack_run
-from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.names import PlaceIndex, SegmentPlaces, StreamName
+from rollbridge.stream.names import PlaceIndex, SegmentPlaces, StreamName
 
 STREAM = SegmentPlaces(StreamName.parse("shop/orders"))
 SEGMENT = SegmentId.of(0, 0)
@@ -178,12 +178,12 @@ def test_every_record_that_is_wanted_is_handed_out_once_however_it_is_asked_for(
     start = data.draw(st.integers(0, log.end), label="start")
     stop = data.draw(st.integers(start, log.end), label="stop")
     expected = [item for item in log.visible if start <= item.offset < stop]
-    stretch = SegmentStretch(log.fetched(start), SEGMENT, range(start, stop), ORIGIN)
+    stretch = FetchedRange(log.fetched(start), SEGMENT, range(start, stop), ORIGIN)
     assert stretch.is_empty() <= (not expected)
     found: list[Record] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stretches, "BATCH_MAX", data.draw(st.integers(1, 8), label="records of a batch"))
-        patch.setattr(stretches, "_CHUNK", data.draw(st.integers(1, 4), label="records of a chunk"))
+        patch.setattr(fetched_ranges, "BATCH_MAX", data.draw(st.integers(1, 8), label="records of a batch"))
+        patch.setattr(fetched_ranges, "_CHUNK", data.draw(st.integers(1, 4), label="records of a chunk"))
         records: Iterator[Record] = stretch.records()
         while not stretch.is_exhausted:
             assert stretch.is_used_up() == (len(found) == len(expected))
@@ -214,9 +214,9 @@ def test_every_record_that_is_wanted_is_handed_out_once_however_it_is_asked_for(
         assert (record.transaction_id, record.local_sequence) == (wanted.transaction, wanted.local)
 
 
-def handed_out(*raw: bytes, count: int) -> SegmentStretch:
+def handed_out(*raw: bytes, count: int) -> FetchedRange:
     found = [(parse_header(item), memoryview(item)) for item in raw]
-    return SegmentStretch(Fetched(PLACE, 0, count, found, [], count, count), SEGMENT, range(count), ORIGIN)
+    return FetchedRange(Fetched(PLACE, 0, count, found, [], count, count), SEGMENT, range(count), ORIGIN)
 
 
 def stored(offset: int, headers: Headers | None = None) -> Stored:
@@ -317,13 +317,13 @@ def test_small_batches_of_several_leaders_and_clocks_keep_what_is_theirs() -> No
 def test_nothing_beyond_the_end_is_handed_out_of_a_batch_that_reaches_there() -> None:
     raw = batch(0, [stored(0)], 1), batch(1, [stored(1), stored(2), stored(3)], 3)
     whole = handed_out(*raw, count=4)
-    cut = SegmentStretch(whole._fetched, SEGMENT, range(2), ORIGIN)
+    cut = FetchedRange(whole._fetched, SEGMENT, range(2), ORIGIN)
     assert [value for one in cut.batches() for value in one.values()] == [b"0", b"1"]
-    assert values(SegmentStretch(whole._fetched, SEGMENT, range(2), ORIGIN).records()) == [b"0", b"1"]
+    assert values(FetchedRange(whole._fetched, SEGMENT, range(2), ORIGIN).records()) == [b"0", b"1"]
 
 
 def test_what_was_handed_out_before_an_odd_name_is_not_handed_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stretches, "_CHUNK", 1)
-    monkeypatch.setattr(stretches, "_SMALL", 0)
+    monkeypatch.setattr(fetched_ranges, "_CHUNK", 1)
+    monkeypatch.setattr(fetched_ranges, "_SMALL", 0)
     raw = batch(0, [stored(0), stored(1), stored(2, [("zz", b"1")]), stored(3)], 4).replace(b"zz", b"\xff\xfe")
     assert values(handed_out(raw, count=4).records()) == [b"0", b"1", b"2", b"3"]

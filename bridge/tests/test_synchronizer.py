@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from bridge.tests.strategies import segment_ids
-from rollbridge.errors import CorruptDataError, InvalidRequestError, TruncatedError
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.sn import DLSN, EMPTY, SN
-from rollbridge.model.synchronizer import (
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import DLSN, EMPTY, SN
+from rollbridge.cas.shared_state import (
     MARK_HEADER,
     Codec,
     KeyRecord,
@@ -25,6 +24,7 @@ from rollbridge.model.synchronizer import (
     mark_of_snapshot,
     mark_of_update,
 )
+from rollbridge.errors import CorruptDataError, InvalidRequestError, TruncatedError
 
 
 def append(state: bytes, update: bytes) -> bytes:
@@ -149,39 +149,6 @@ def test_it_begins_at_the_newest_snapshot_and_reads_nothing_before() -> None:
     assert log.reads == 3  # the last one, then the snapshot and the last one again
 
 
-def test_it_follows_a_scale() -> None:
-    log = Log()
-    begin = log.add(None, b"0")
-    log.add(begin.place, b"a")
-    replica = MACHINE.bootstrap(log)
-    log.scale()
-    log.add(begin.place, b"b")
-    log.scale()
-    log.add(begin.place, b"c")
-    assert MACHINE.catch_up(replica, log).state == MACHINE.bootstrap(log).state == b"0abc"
-
-
-def test_a_replica_whose_next_records_are_gone_begins_at_the_snapshot() -> None:
-    log = Log()
-    begin = log.add(None, b"0")
-    replica = MACHINE.bootstrap(log)
-    log.add(begin.place, b"a")
-    newer = log.add(None, b"0a")
-    log.add(newer.place, b"b")
-    log.truncate(newer.place)
-    assert MACHINE.catch_up(replica, log).state == b"0ab"
-
-
-def test_an_update_that_names_a_deleted_snapshot_is_passed_over_for_one_that_names_a_newer() -> None:
-    log = Log()
-    begin = log.add(None, b"0")
-    newer = log.add(None, b"1")
-    log.add(begin.place, b"a")
-    log.add(begin.place, b"b")
-    log.truncate(newer.place)
-    assert MACHINE.bootstrap(log) == Replica(b"1ab", log.tail, log.entries[-1].sn, newer.place, 2)
-
-
 @pytest.mark.parametrize("meanwhile", [delete_before_newest_snapshot, compact])
 @pytest.mark.parametrize("read", range(1, 6))
 def test_what_goes_while_it_is_looked_for_is_replaced_by_a_newer_snapshot(
@@ -225,7 +192,7 @@ def test_without_any_snapshot_left_nobody_can_tell_the_state() -> None:
     begin = log.add(None, b"0")
     log.add(begin.place, b"a")
     log.truncate(replace(begin.place, offset=1))
-    with pytest.raises(TruncatedError, match="nobody can tell its state"):
+    with pytest.raises(TruncatedError, match="its state is lost"):
         MACHINE.bootstrap(log)
 
 
@@ -233,7 +200,7 @@ def test_an_empty_key_of_a_truncated_log_may_have_had_a_state() -> None:
     log = Log()
     log.skip(5)
     log.truncate(place(5))
-    with pytest.raises(TruncatedError, match="nobody can tell its state"):
+    with pytest.raises(TruncatedError, match="its state is lost"):
         MACHINE.bootstrap(log)
 
 

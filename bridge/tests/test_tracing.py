@@ -13,10 +13,11 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from bridge.tests.test_client_transaction import ORDERS, PAYMENTS, Bench
+from bridge.tests.transaction_makers import ORDERS, PAYMENTS, Bench
+from rollbridge.base.tracing import ROUND, find_tracer, trace_round
+from rollbridge.client.futures import TRANSACTION
+from rollbridge.commitlog.control import ControlKind
 from rollbridge.errors import BackpressureError
-from rollbridge.model.control import ControlKind
-from rollbridge.tracing import ROUND, TRANSACTION, find_tracer, trace_round
 
 
 @pytest.fixture
@@ -101,8 +102,8 @@ def test_nothing_is_traced_without_a_provider() -> None:
 def test_nothing_is_imported_unless_the_application_does() -> None:
     program = (
         "import sys, rollbridge\n"
-        "from rollbridge.connection import Bridge\n"
-        "from rollbridge.tracing import find_tracer\n"
+        "from rollbridge.client.connection import Bridge\n"
+        "from rollbridge.base.tracing import find_tracer\n"
         "assert find_tracer() is None\n"
         "found = [name for name in sys.modules if name.partition('.')[0] in ('opentelemetry', 'prometheus_client')]\n"
         "assert not found, found\n"

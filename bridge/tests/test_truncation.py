@@ -9,20 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollbridge.base.ids import SegmentId
 from rollbridge.errors import InvalidRequestError, UnavailableError
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import even_ranges, ranges_of
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.reader_group import Reset, SegmentStanding, decide, wanted
-from rollbridge.model.truncation import (
-    consistent,
-    floors_of,
-    frontier,
-    lower,
-    read_by_group,
-    removable,
-)
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import even_ranges, ranges_of
+from rollbridge.stream.reading import KeyLineage, Reset, SegmentStanding, decide, wanted
+from rollbridge.stream.truncation import consistent, floors_of, frontier, lower, read_by_group, removable
 
 END = 10
 A, B = SegmentId.of(0, 0), SegmentId.of(1, 0)
@@ -75,6 +67,8 @@ def test_a_cut_takes_what_its_segments_continue() -> None:
     assert removable(HISTORY, floors_of(HISTORY, {E: 3})) == [A, B, D]
     assert removable(HISTORY, {D: END}) == [], "what comes before is still there"
     assert removable(HISTORY.with_removed([A]), {D: END}) == [D]
+    assert consistent(HISTORY, {A: END, C: 3, D: END, E: 4}) == {A: END, C: 3, D: END}, "B keeps what comes before E"
+    assert consistent(HISTORY.with_removed([A]), {C: 3}) == {A: END, C: 3}
     assert HISTORY.graph.ancestors([E]) == {A, B, D}
     assert HISTORY.graph.descendants([A]) == {C, D, E}
     assert frontier(HISTORY, {}) == {A: 0, B: 0}

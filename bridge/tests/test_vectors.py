@@ -6,23 +6,19 @@ says all that one has to know. It uses nothing of ours.
 
 from __future__ import annotations
 
-import json
 import re
 import struct
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import pytest
 
-from rollbridge.model import paths
-from rollbridge.model.attribution import unpack_run
-from rollbridge.model.commit_order import CommitOrder
-from rollbridge.model.control import decode_control, has_reason, peek_kind
-from rollbridge.model.ended import EndedTransactions, ended_key, parse_ended
-from rollbridge.model.frames import (
-    FrameHeader,
+from bridge.tests.vector_files import READERS, ROOT, Sealed, Vector, header_of, vectors
+from rollbridge.base.attribution import unpack_run
+from rollbridge.base.ids import SegmentId, TransactionId, counter_of, local_sequence, split_counter
+from rollbridge.base.sn import DLSN, SN, pack_transaction_id, unpack_transaction_id
+from rollbridge.buffer.frames import (
     FrameKind,
     buffer_partition,
     decode_abort,
@@ -35,23 +31,22 @@ from rollbridge.model.frames import (
     unpack_bundle,
     unpack_header,
 )
-from rollbridge.model.ids import SegmentId, TransactionId, counter_of, local_sequence, split_counter
-from rollbridge.model.keyspace import key_hash, position_of_hash
-from rollbridge.model.names import StreamName
-from rollbridge.model.ongoing import OngoingTransactions, decode_ongoing, ongoing_keys
-from rollbridge.model.outcomes import decode_terminated, encode_terminated
-from rollbridge.model.position import Former, former_among
-from rollbridge.model.savepoints import decode_savepoint
-from rollbridge.model.sn import DLSN, SN, pack_transaction_id, unpack_transaction_id
-from rollbridge.model.snapshots import Snapshot, SnapshotSegment, decode_segment, decode_snapshot
+from rollbridge.buffer.replay import OngoingTransactions, ongoing_keys
+from rollbridge.buffer.savepoints import decode_savepoint
+from rollbridge.buffer.snapshots import Snapshot, SnapshotSegment
+from rollbridge.commitlog.commit_order import CommitOrder
+from rollbridge.commitlog.control import decode_control, has_reason, peek_kind
+from rollbridge.commitlog.outcomes import (
+    EndedTransactions,
+    decode_terminated,
+    encode_terminated,
+    ended_key,
+)
+from rollbridge.metadata import paths
+from rollbridge.stream.keyspace import key_hash, position_of_hash
+from rollbridge.stream.names import StreamName
+from rollbridge.stream.positions import DeletedStream, former_among
 from rollbridge_schemas import NAMES, codec
-
-ROOT = Path(__file__).parents[2] / "schemas"
-Vector = dict[str, Any]
-
-
-def vectors(name: str) -> Any:
-    return json.loads((ROOT / "vectors" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def of(name: str, part: str | None = None) -> list[Any]:
@@ -62,13 +57,6 @@ def of(name: str, part: str | None = None) -> list[Any]:
 
 
 # Our code
-
-
-def header_of(vector: Vector) -> FrameHeader:
-    said = vector["header"]
-    transaction = TransactionId.parse(said["transaction"]).bytes
-    numbers = (said[name] for name in ("part", "segment", "first_count", "records", "epoch"))
-    return FrameHeader(FrameKind[said["kind"]], transaction, *numbers)
 
 
 ENCODED: dict[str, Callable[[bytes], bytes]] = {
@@ -130,15 +118,6 @@ def test_terminated_transactions(vector: Vector) -> None:
     assert decode_terminated(value[1:]) == (items, below), "as releases before 0.2.0 wrote it"
 
 
-Sealed = SnapshotSegment | Snapshot | OngoingTransactions | EndedTransactions
-READERS: dict[str, Callable[[bytes], Sealed]] = {
-    "snapshot_segment": decode_segment,
-    "snapshot_indexes": decode_snapshot,
-    "ongoing_transactions": decode_ongoing,
-    "ended_transactions": parse_ended,
-}
-
-
 def keys_of(record: Sealed) -> tuple[bytes, ...]:
     match record:
         case OngoingTransactions():
@@ -175,8 +154,8 @@ def test_nodes(vector: Vector) -> None:
         assert vector["path"] in (paths.GROUP_NUMBERS, "/groups/sales.default/counter")
     elif "/former/" in vector["path"]:
         name = vector["path"].rpartition("/")[2]
-        assert former_among([name], StreamName("sales", "orders")) == Former(5, 4_294_968_313, 12)
-        assert Former(5, 4_294_968_313, 12).node("orders") == name
+        assert former_among([name], StreamName("sales", "orders")) == DeletedStream(5, 4_294_968_313, 12)
+        assert DeletedStream(5, 4_294_968_313, 12).node("orders") == name
 
 
 def test_there_is_a_vector_of_each_schema() -> None:

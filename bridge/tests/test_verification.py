@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge.kafka.batches import BatchBuilder, Compression, parse_header
-from rollbridge.kafka.signed_runs import SignedBatch, signed_batch
-from rollbridge.model.attribution import RECORD_HEADER, pack_run
-from rollbridge.model.ids import TransactionId, local_sequence
-from rollbridge.model.verification import (
+from rollbridge.base.attribution import RECORD_HEADER, pack_run
+from rollbridge.base.ids import SegmentId, TransactionId, local_sequence
+from rollbridge.doctor import verification
+from rollbridge.doctor.verification import (
     FINDINGS_MAX,
     Discrepancies,
     DiscrepancyKind,
     Placed,
     SegmentCheck,
+    SignedBatch,
     SignedRun,
     VerificationTally,
+    signed_batch,
 )
+from rollbridge.doctor.verify import Plan, Spill, Verifier
+from rollbridge.kafka.batches import BatchBuilder, Compression, parse_header
+from rollbridge.kafka.fetch import RawStretch
+from rollbridge.kafka.metadata import Cluster
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import even_ranges
+from rollbridge.stream.names import GroupName, StreamName
 
 A, B = TransactionId.of(0, 7).bytes, TransactionId.of(0, 8).bytes
 
@@ -67,6 +77,7 @@ def test_what_stands_as_the_log_says_is_counted() -> None:
         (GOOD[1:], THERE, {DiscrepancyKind.FOREIGN: 2}),
         (GOOD, [*THERE, piece(40, 1, B, first=9, part=3)], {DiscrepancyKind.FOREIGN: 1}),
         (GOOD, [*THERE, piece(40, 5)], {DiscrepancyKind.FOREIGN: 1, DiscrepancyKind.DOUBLED: 1}),
+        (GOOD, [*THERE, piece(40, 1, first=4)], {DiscrepancyKind.FOREIGN: 1, DiscrepancyKind.DOUBLED: 1}),
         (GOOD, [THERE[0], piece(12, 3, B), *THERE[2:]], {DiscrepancyKind.MISPLACED: 1}),
         (GOOD, [*THERE[:3], piece(23, 2, B, part=2, first=3)], {DiscrepancyKind.MISPLACED: 1}),
         (GOOD, [piece(10, 12), *THERE[2:]], {DiscrepancyKind.FOREIGN: 1, DiscrepancyKind.MISPLACED: 1}),
@@ -96,6 +107,10 @@ def test_what_stands_before_the_first_commit_that_is_known_is_counted_if_the_log
     assert findings.counts == {DiscrepancyKind.FOREIGN: 1}, (
         "what comes behind a commit that is known must be known, too"
     )
+    findings, _ = check(GOOD, behind, is_whole=False)
+    assert findings.counts == {DiscrepancyKind.MISSING: 3, DiscrepancyKind.FOREIGN: 1}, (
+        "also if its records are missing"
+    )
 
 
 @pytest.mark.parametrize("first", [15, 16])
@@ -118,6 +133,15 @@ def test_what_was_compacted_away_is_counted() -> None:
 def test_findings_without_end_are_counted_and_not_kept() -> None:
     findings, _ = check([], [piece(number, 1, first=number) for number in range(FINDINGS_MAX + 7)], end=10_000)
     assert (findings.total, len(findings.named)) == (FINDINGS_MAX + 7, FINDINGS_MAX)
+
+
+def test_what_is_remembered_of_a_segment_does_not_grow_with_its_transactions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verification, "_WRITERS_MAX", 2)
+    runs = [Placed(number, 1, A, number) for number in range(5)]
+    pieces = [piece(number, 1, part=number) for number in range(5)]
+    again = [piece(10 + part, 1, part=part) for part in (4, 3, 0)]
+    findings, _ = check(runs, [*pieces, *again])
+    assert findings.counts == {DiscrepancyKind.FOREIGN: 3, DiscrepancyKind.DOUBLED: 2}
 
 
 Writer = tuple[bytes, int]
@@ -150,6 +174,74 @@ def test_a_segment_is_as_the_log_says_or_there_is_a_finding(
     assert (findings.total == 0) == all(one == other for one, other in pairs)
 
 
+@given(st.lists(st.none() | writers, max_size=30), st.integers(0, 30), st.integers(0, 30))
+def test_what_is_deleted_while_it_is_read_is_counted_and_no_finding(
+    whose: list[Writer | None], read: int, first: int
+) -> None:
+    """Retention, or who deletes the topic, may be faster than the check: nothing that it could not read is missing."""
+    there = [(offset, writer) for offset, writer in enumerate(whose) if writer is not None]
+    placed = [Placed(offset, 1, *writer) for offset, writer in there]
+    findings, tally = Discrepancies(), VerificationTally()
+    present = SegmentCheck("s", placed, 0, len(whose), is_whole=True, findings=findings, tally=tally)
+    for offset, (transaction, part) in there[:read]:
+        present.found(piece(offset, 1, transaction, offset, part))
+    present.deleted_below(first)
+    for offset, (transaction, part) in there[read:]:
+        if offset >= first:
+            present.found(piece(offset, 1, transaction, offset, part))
+    present.finish()
+    lost = sum(offset < first for offset, _ in there[read:])
+    assert (findings.named, tally.deleted, tally.matched) == ([], lost, len(there) - lost)
+
+
+@pytest.mark.parametrize("bytes_max", [1, 100, 1 << 20])
+def test_runs_come_back_by_segment_in_their_order_whether_they_were_spilled_or_not(
+    tmp_path: Path, bytes_max: int
+) -> None:
+    """A segment's runs are compared in the order of the log, so each must come once, and none of another segment."""
+    segments = [SegmentId.of(0, 0), SegmentId.of(1, 0), SegmentId.of(0, 1)]
+    runs = [Placed(number << 33, number + 1, A if number % 2 else B, number) for number in range(20)]
+    with Spill(tmp_path, bytes_max) as spill:
+        for _ in range(2):
+            for number, run in enumerate(runs):
+                spill.add(segments[number % 3], run)
+            for number, segment in enumerate(segments):
+                assert list(spill.entries(segment)) == runs[number::3]
+            spill.clear()
+            assert not any(list(spill.entries(segment)) for segment in segments)
+
+
+# Batches, as brokers send them
+
+
+@pytest.mark.parametrize(
+    ("begin", "damaged", "is_compacted", "kinds", "matched"),
+    [
+        (2, False, False, {}, 4),
+        (3, False, False, {DiscrepancyKind.GAP: 1}, 4),
+        (3, False, True, {}, 4),
+        (2, True, False, {DiscrepancyKind.CORRUPT: 1, DiscrepancyKind.MISSING: 1}, 2),
+    ],
+)
+def test_batches_that_are_damaged_or_lacking_are_found_but_where_compaction_may_take_some(
+    *, begin: int, damaged: bool, is_compacted: bool, kinds: dict[DiscrepancyKind, int], matched: int
+) -> None:
+    """Brokers send what their disks hold; nothing but the checksum tells that it is not what was written."""
+    batches = bytearray(batch_of([run_of(2, 0), None]) + batch_of([run_of(2, 2), None]))
+    batches[len(batches) // 2 + 7] = begin  # its first offset, of which checksums know nothing
+    batches[-1] ^= damaged
+    history, plan = EpochHistory.create(even_ranges(1), 0), Plan({}, (0, 0), {})
+    config = StreamConfig(name=StreamName("s", "own"), group=GroupName("s"), created_ms=0, buffer_topic_id="")
+    verifier = Verifier(Cluster("localhost:1"), config, history, plan)
+    tally, findings = VerificationTally(), verifier._found.findings
+    placed = [Placed(0, 2, A, 0), Placed(begin, 2, A, 0)]
+    present = SegmentCheck("s", placed, 0, 5, is_whole=True, findings=findings, tally=tally)
+    raw = RawStretch(0, bytes(batches), [], 5)
+    assert verifier._examine(raw, 0, 5, present, tally, "s", is_compacted=is_compacted) == begin + 2
+    present.finish()
+    assert (findings.counts, tally.matched) == (kinds, matched)
+
+
 # Whose the records of a batch are
 
 
@@ -177,27 +269,26 @@ def test_a_batch_of_one_run_is_known_by_its_first_record(codec: Compression) -> 
     assert found.plain == 0
 
 
-def test_runs_that_were_joined_are_told_apart_and_the_rest_is_plain() -> None:
-    found = signed([run_of(2), None, run_of(3, 9, B, bytes([2, 1])), None, None, None])
-    assert found.pieces == [SignedRun(0, 2, A, 5, 6), SignedRun(2, 3, B, 9, 12)]
-    assert found.plain == 1
-
-
-def test_each_record_may_carry_a_header_of_its_own() -> None:
-    assert signed([run_of(1, 5), run_of(1, 6)]).pieces == [SignedRun(0, 1, A, 5, 5), SignedRun(1, 1, A, 6, 6)]
-
-
-def test_a_run_claims_nothing_behind_its_batch() -> None:
-    assert signed([run_of(9), None]).pieces == [SignedRun(0, 2, A, 5, 6)]
-
-
-def test_a_header_within_a_run_ends_it_whoever_has_put_it_there() -> None:
-    found = signed([run_of(4), None, run_of(1, 77, B), None])
-    assert found.pieces == [SignedRun(0, 2, A, 5, 6), SignedRun(2, 1, B, 77, 77)]
-    assert found.plain == 1
-    found = signed([run_of(4), None, b"no header of ours", None])
-    assert found.pieces == [SignedRun(0, 2, A, 5, 6)]
-    assert found.plain == 2
+@pytest.mark.parametrize(
+    ("headers", "pieces", "plain"),
+    [
+        (
+            [run_of(2), None, run_of(3, 9, B, bytes([2, 1])), None, None, None],
+            [SignedRun(0, 2, A, 5, 6), SignedRun(2, 3, B, 9, 12)],
+            1,
+        ),
+        ([run_of(1, 5), run_of(1, 6)], [SignedRun(0, 1, A, 5, 5), SignedRun(1, 1, A, 6, 6)], 0),
+        ([run_of(9), None], [SignedRun(0, 2, A, 5, 6)], 0),
+        ([run_of(4), None, run_of(1, 77, B), None], [SignedRun(0, 2, A, 5, 6), SignedRun(2, 1, B, 77, 77)], 1),
+        ([run_of(4), None, b"no header of ours", None], [SignedRun(0, 2, A, 5, 6)], 2),
+    ],
+    ids=["joined", "each of its own", "behind its batch", "a header within", "a stranger's within"],
+)
+def test_runs_end_with_their_batch_or_at_any_header_and_the_rest_is_plain(
+    headers: Sequence[bytes | None], pieces: list[SignedRun], plain: int
+) -> None:
+    found = signed(headers)
+    assert (found.pieces, found.plain) == (pieces, plain)
 
 
 def test_plain_batches_are_not_parsed() -> None:

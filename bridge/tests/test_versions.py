@@ -17,29 +17,28 @@ from typing import Any
 
 import pytest
 
-import rollbridge.model
+import rollbridge
 from bridge.tests.buffers import Buffer, check_batch
-from bridge.tests.test_vectors import READERS, header_of, vectors
+from bridge.tests.vector_files import READERS, header_of, vectors
+from rollbridge.base.attribution import unpack_run
+from rollbridge.base.errors import RollbridgeError
+from rollbridge.base.ids import CounterCheckpoint
+from rollbridge.base.mapper import NodeRecord, content_of
+from rollbridge.base.sn import DLSN, SN, SN_BYTES, unpack_transaction_id
+from rollbridge.buffer import frames
+from rollbridge.buffer.frames import FrameHeader, FrameKind, decode_begin, decode_manifest
+from rollbridge.buffer.savepoints import decode_savepoint
+from rollbridge.buffer.snapshots import choose
+from rollbridge.buffer.table import Rejection, State
+from rollbridge.cas.shared_state import MARK_HEADER, entry_of
 from rollbridge.client.futures import Completion
+from rollbridge.commitlog.control import ControlKind, decode_control, peek_kind
+from rollbridge.commitlog.outcomes import decode_terminated
 from rollbridge.errors import CorruptDataError, InvalidRequestError, NewerFormatError, TransactionAbortedError
-from rollbridge.model import frames
-from rollbridge.model.attribution import unpack_run
-from rollbridge.model.control import ControlKind, decode_control, peek_kind
-from rollbridge.model.errors import RollbridgeError
-from rollbridge.model.frames import FrameHeader, FrameKind, decode_begin, decode_manifest
-from rollbridge.model.ids import Note
-from rollbridge.model.mapper import NodeRecord
-from rollbridge.model.names import StreamName
-from rollbridge.model.outcomes import decode_terminated
-from rollbridge.model.position import Former, former_among
-from rollbridge.model.savepoints import decode_savepoint
-from rollbridge.model.sn import DLSN, SN, SN_BYTES, unpack_transaction_id
-from rollbridge.model.snapshots import choose
-from rollbridge.model.synchronizer import MARK_HEADER, entry_of
-from rollbridge.model.transaction import Drop, State
-from rollbridge.model.versions import content_of
+from rollbridge.stream.names import StreamName
+from rollbridge.stream.positions import DeletedStream, former_among
 from rollbridge_schemas import NAMES, codec
-from schemas.tests.test_schemas import GOLDEN
+from schemas.tests.golden_files import GOLDEN
 
 ADDED = b"\x02\x06abc"
 """What a newer release might write behind the last field that is known today."""
@@ -71,14 +70,16 @@ def in_json(schema: str) -> tuple[bytes, bytes, bytes]:
     )
 
 
-for module in pkgutil.iter_modules(rollbridge.model.__path__):
-    import_module(f"{rollbridge.model.__name__}.{module.name}")
+ROOMS_OF_RECORDS = tuple(f"rollbridge.{room}." for room in ("base", "stream", "commitlog", "buffer", "metadata"))
+for module in pkgutil.walk_packages(rollbridge.__path__, "rollbridge."):
+    if module.name.startswith(ROOMS_OF_RECORDS):
+        import_module(module.name)
 
 
 def node_classes(base: type[Any] = NodeRecord) -> Iterator[type[NodeRecord]]:
     for cls in base.__subclasses__():
         yield from node_classes(cls)
-        if cls.__module__.startswith(rollbridge.model.__name__):
+        if cls.__module__.startswith(ROOMS_OF_RECORDS):
             yield cls
 
 
@@ -130,7 +131,7 @@ FORMATS = [
         "orders#5.100.12.9",
         None,
     ),
-    Format("journal of counters", Note.from_text, b"7 42 3 9 2", b"7 42 3 9 2 1", None),
+    Format("journal of counters", CounterCheckpoint.from_text, b"7 42 3 9 2", b"7 42 3 9 2 1", None),
     # Of these there will be no other form: it would get another name.
     Format("header rollbridge-txid", unpack_transaction_id, bytes(8), None, bytes(9), InvalidRequestError),
     Format("SN in bytes", SN.from_bytes, bytes(SN_BYTES), None, b"\x10" + bytes(SN_BYTES - 1), InvalidRequestError),
@@ -232,7 +233,7 @@ def test_a_frame_of_a_newer_version_has_its_open_transaction_refused_and_is_coun
     assert item.state is State.ABORTING
     assert "frames of version 2, and its coordinator knows 1" in item.reason
     assert buffer.fold.open[other].state is State.OPEN
-    assert buffer.fold.dropped == {Drop.NEWER: 1}
+    assert buffer.fold.rejected == {Rejection.NEWER: 1}
 
 
 def test_one_that_is_decided_stays_so_and_one_that_never_began_is_only_counted() -> None:
@@ -242,7 +243,7 @@ def test_one_that_is_decided_stays_so_and_one_that_never_began_is_only_counted()
     buffer.raw(newer(FrameHeader(FrameKind.ABORT, transaction)), b"")
     assert buffer.fold.open[transaction].state is State.COMMITTING
     buffer.raw(newer(FrameHeader(FrameKind.BEGIN, bytes(15) + b"\7")), b"", "s/b")
-    assert buffer.fold.dropped == {Drop.NEWER: 2}
+    assert buffer.fold.rejected == {Rejection.NEWER: 2}
     assert len(buffer.fold.open) == 1
 
 
@@ -251,7 +252,7 @@ def test_what_names_no_transaction_is_no_frame(key: bytes | None) -> None:
     buffer = Buffer()
     transaction = buffer.begin(1)
     buffer.raw(key, b"")
-    assert buffer.fold.dropped == {Drop.FOREIGN: 1}
+    assert buffer.fold.rejected == {Rejection.FOREIGN: 1}
     assert buffer.fold.open[transaction].state is State.OPEN
 
 
@@ -260,7 +261,7 @@ def test_a_kind_that_is_not_known_is_counted_and_in_a_bundle_it_refuses_the_tran
     transaction = buffer.begin(1)
     packed = FrameHeader(FrameKind.EXTEND, transaction).pack()
     buffer.raw(packed[:3] + b"\7" + packed[4:], b"")
-    assert buffer.fold.dropped == {Drop.FOREIGN: 1}
+    assert buffer.fold.rejected == {Rejection.FOREIGN: 1}
     assert buffer.fold.open[transaction].state is State.OPEN
     key, value = frames.pack_bundle([(packed[:3] + b"\7" + packed[4:], b"")])
     buffer.raw(key, value)
@@ -275,7 +276,7 @@ def test_frames_with_additions_are_folded_as_those_of_today() -> None:
         header, value = header_of(made[kind]), bytes.fromhex(made[kind]["value"])
         buffer.raw(header.pack(), value + ADDED, "sales/orders")
     [item] = buffer.fold.open.values()
-    assert not buffer.fold.dropped
+    assert not buffer.fold.rejected
     assert (item.state, len(item.manifest.pieces if item.manifest else ())) == (State.COMMITTING, 2)
     assert check_batch(b"1|", 1) is None
 
@@ -290,8 +291,8 @@ def test_the_header_of_a_run_of_a_newer_version_tells_who_wrote_its_first_record
 
 
 def test_numbers_behind_those_that_are_known_of_a_deleted_stream_leave_these_as_they_are() -> None:
-    assert former_among(["orders#5.100.12.9.x"], StreamName("s", "orders")) == Former(5, 100, 12)
-    assert former_among(["orders#5.x.12"], StreamName("s", "orders")) == Former()
+    assert former_among(["orders#5.100.12.9.x"], StreamName("s", "orders")) == DeletedStream(5, 100, 12)
+    assert former_among(["orders#5.x.12"], StreamName("s", "orders")) == DeletedStream()
 
 
 def test_an_error_of_a_newer_format_is_one_of_corrupt_data_to_programs_that_do_not_know_it() -> None:

@@ -6,7 +6,7 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 
-from bridge.tests.test_layers import TREES
+from bridge.tests.imports import TREES
 
 
 def types_in(tree: ast.Module) -> Iterator[tuple[str, str]]:

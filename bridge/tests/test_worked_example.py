@@ -10,11 +10,11 @@ from itertools import pairwise
 
 import pytest
 
+from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
-from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.names import StreamName
+from rollbridge.stream.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
+from rollbridge.stream.keyspace import even_ranges
+from rollbridge.stream.names import StreamName
 
 N, M = 4, 3
 STREAM = StreamName("scope", "stream")

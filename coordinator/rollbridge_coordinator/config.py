@@ -18,13 +18,11 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
+from rollbridge.base.options import MIB, faults_of, keys_of, option, unknown, values_of
+from rollbridge.buffer.fold import BufferLimits
 from rollbridge.config import CONFIG_VARIABLE, load_settings
 from rollbridge.errors import ConfigError
-from rollbridge.model.buffer import BufferLimits
-from rollbridge.model.options import MIB, faults_of, keys_of, option, unknown, values_of
-from rollbridge_coordinator.state.group import LeaderSettings
-from rollbridge_coordinator.state.scaling import ScalingSettings
-from rollbridge_coordinator.state.snapshots import SnapshotSettings
+from rollbridge_coordinator.core.settings import LeaderSettings, ScalingSettings, SnapshotSettings
 
 PREFIX: Final = "ROLLBRIDGE_COORDINATOR_"
 _TABLE: Final = "coordinator"
@@ -61,14 +59,14 @@ def _check_url(url: str) -> None:
         or parts.query
         or parts.fragment
     ):
-        raise ValueError(f"{url!r} is not http://HOST/ or https://HOST/, with a port or a path if need be")
+        raise ValueError(f"{url!r} is not http://HOST/ or https://HOST/, with a port or a path if needed")
 
 
 def _check_token(token: str) -> None:
     if token and (len(token) < TOKEN_CHARACTERS_MIN or not all("!" <= letter <= "~" for letter in token)):
-        raise ValueError("is too short, or has other characters than letters, digits and punctuation of ASCII")
+        raise ValueError("is too short, or has characters other than ASCII letters, digits and punctuation")
     if token and len(set(token)) < TOKEN_DIFFERENT_MIN:
-        raise ValueError("has too few different characters for a random one")
+        raise ValueError("has too few different characters to be random")
 
 
 def _check_peer(address: str) -> None:
@@ -93,8 +91,9 @@ class CoordinatorSettings:
     """ZooKeeper session time-out: time until another daemon takes over when this one is paused or its machine is gone.
     Also set by the flag ``--session-timeout``."""
     wait_at_start_s: float = option(-1, low=-1)
-    """How long it waits at its start for Kafka and ZooKeeper to answer; then it ends with exit code 7. -1: for ever.
-    Wrong credentials, or a path that belongs to another cluster, end it at once."""
+    """Time to wait at start for Kafka and ZooKeeper before the process ends with exit code 7. -1: no limit. Wrong
+    credentials, or a path of another cluster, end it at once.
+    """
     patience_s: float = 3.0
     """Time that a daemon waits before it leads a vacant group that another coordinator should take: one that follows
     the group closely, or its first choice."""
@@ -108,7 +107,8 @@ class CoordinatorSettings:
     """Longest wait for new frames before other work is done."""
     standby_transactions_max: int = option(300_000, low=0)
     """Most transactions that a standby holds for one group, open or ended since the last snapshots, about 0.4 KB each;
-    beyond that it pauses for a minute. 0: no standby, and a takeover reads everything since the snapshots."""
+    beyond that it pauses for a minute. 0: no standby; a takeover reads everything since the snapshots.
+    """
     standby_cache_bytes_max: int = 64 * MIB
     """Most bytes of frames that a standby keeps in memory for one group."""
     replication_factor: int = option(-1, low=-1)
@@ -117,26 +117,29 @@ class CoordinatorSettings:
     """``HOST:PORT`` at which ``/metrics`` and ``/healthz`` are served over HTTP, without access control; port 0 is a
     free one, which the log names. Not served if empty; ``0.0.0.0:9464`` in the container image."""
     metrics_texts: bool = True
-    """Whether metrics name client and label of the oldest transaction, cut to 64 characters: records of others may be
-    recognized by them."""
+    """Show client and label of the oldest transaction in metrics, cut to 64 characters: records of others may be
+    recognized by them.
+    """
     probe_socket: str = ""
-    """Path of a Unix socket at which `/healthz` and `/livez` are answered to probes of this machine, whatever strangers
-    do to other addresses. Not served if empty; ``/tmp/rollbridge.sock`` in the container image."""
+    """Path of a Unix socket that answers `/healthz` and `/livez` to probes of this machine, independent of traffic at
+    other addresses. Not served if empty; ``/tmp/rollbridge.sock`` in the container image.
+    """
     page_address: str = option("", check=_check_address)
-    """``HOST:PORT`` at which the live page is served over HTTP: to read for whoever reaches it, so bind it to
-    ``127.0.0.1``, or to an address that a proxy guards; port 0 is a free one, which the log names. Not served if left
-    out."""
+    """``HOST:PORT`` of the live page over HTTP. Everyone who reaches it can read it, so bind it to ``127.0.0.1``, or to
+    an address behind a proxy; port 0 is a free one, which the log names. Not served if empty.
+    """
     page_url: str = option("", check=_check_url)
-    """URL at which operators reach the page, if that is not its address: behind a proxy, say. Other coordinators' pages
-    link to it. If left out: its address, unless that is one of this machine only."""
+    """URL at which operators reach the page, if not its address: behind a proxy, say. Other coordinators' pages link to
+    it. If left out: its address, unless that is local to this machine.
+    """
     page_token: str = option("", check=_check_token, secret=True)
     """Token for abort, extend and scale on the page: 16 or more random characters (``openssl rand -hex 16``). Empty:
     the page only shows."""
     peer_address: str = option("", check=_check_peer)
-    """``HOST:PORT`` at which the other coordinators reach this one, to notice the end of its process (they only hold a
-    connection; nothing is served); port 0 is a free one. Set it where only certain ports are open between machines.
-    ``none``: no port, so a killed coordinator is replaced when its session has timed out. If left out: the address from
-    which ZooKeeper is reached, and a free port."""
+    """``HOST:PORT`` at which other coordinators connect to notice the end of this process (nothing is served); port 0
+    is a free one. Set it where only certain ports are open between machines. ``none``: no port, so a killed coordinator
+    is replaced when its session times out. If left out: the address from which ZooKeeper is reached, and a free port.
+    """
     limits: BufferLimits = field(default_factory=BufferLimits)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     """Settings of a leader, those of snapshots among them."""
@@ -167,17 +170,14 @@ class CoordinatorSettings:
 
     @property
     def peer_endpoint(self) -> tuple[str, int] | None:
-        """Host and port of ``peer_address``; None if there is none."""
         return _endpoint(self.peer_address)
 
     @property
     def page_endpoint(self) -> tuple[str, int] | None:
-        """Host and port of ``page_address``; None if there is none."""
         return _endpoint(self.page_address)
 
     @property
     def metrics_endpoint(self) -> tuple[str, int] | None:
-        """Host and port of ``metrics_address``; None if there is none."""
         return _endpoint(self.metrics_address)
 
 

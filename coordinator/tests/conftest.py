@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.tests.sim_expiry import epoch_of
-from rollbridge.model.epochs import EpochRecord
+from rollbridge.stream.epochs import EpochRecord
 
 
 @pytest.fixture(autouse=True)

@@ -8,22 +8,25 @@ from typing import Any
 
 from prometheus_client.exposition import generate_latest
 
+from rollbridge.base import effects
+from rollbridge.base.effects import AnyEffect, Steps
+from rollbridge.base.ids import TransactionId
+from rollbridge.base.metrics import Sample
+from rollbridge.buffer.fold import BufferFold, BufferLimits
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from rollbridge.buffer.state import BufferedTransaction
 from rollbridge.metrics import SampleCollector
-from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
-from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.keyspace import even_ranges, ranges_of
-from rollbridge.model.metrics import Sample
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.records import StreamConfig
-from rollbridge_coordinator.state.effects import EndOffsets, Steps, Write
-from rollbridge_coordinator.state.group import GroupState, LeaderSettings
-from rollbridge_coordinator.state.metrics import LeaderView, survey
-from rollbridge_coordinator.state.streams import LedStream
+from rollbridge.stream.conditions import StreamCondition
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.group_offsets import GroupOffsets
+from rollbridge.stream.keyspace import even_ranges, ranges_of
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge_coordinator.core.effects import EndOffsets
+from rollbridge_coordinator.core.metrics import LeaderView, survey
+from rollbridge_coordinator.core.settings import LeaderSettings
+from rollbridge_coordinator.core.state import GroupState
+from rollbridge_coordinator.core.stream_state import LedStream
 
 GROUP = GroupName("sales")
 
@@ -107,19 +110,16 @@ class Bench:
 
 def run(bench: Bench, procedure: Steps[None], unread: int = 0) -> list[object]:
     """Carry out a procedure; buffers end ``unread`` messages behind what has been folded. Gives its effects."""
-    effects: list[object] = []
-    answer: Any = None
-    while True:
-        try:
-            effect = procedure.send(answer)
-        except StopIteration:
-            return effects
-        effects.append(effect)
-        match effect:
-            case EndOffsets(partitions):
-                answer = {item: bench.group.fold.positions.get(item, 0) + unread for item in partitions}
-            case Write():
-                answer = True
+    seen: list[object] = []
+
+    def answer(effect: AnyEffect) -> Any:
+        seen.append(effect)
+        if isinstance(effect, EndOffsets):
+            return {item: bench.group.fold.positions.get(item, 0) + unread for item in effect.partitions}
+        return True
+
+    effects.run(procedure, answer)
+    return seen
 
 
 def view_of(group: GroupState, now_ms: int = 2_000, **what: Any) -> LeaderView:

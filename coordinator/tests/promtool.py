@@ -15,16 +15,22 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import yaml
 from kio.schema.errors import ErrorCode
 
-from rollbridge.model.metrics import Family, FamilyKind
-from rollbridge.model.requests import RequestKind
-from rollbridge.model.transaction import AbortCause, Drop, State
-from rollbridge_coordinator.state.families import FAMILIES, OPEN_STATES
-from rollbridge_coordinator.state.metrics import Answered, CommitPath, Op, Warmth
-from rollbridge_gateway.families import FAMILIES as GATEWAY_FAMILIES
-from rollbridge_gateway.families import HANDOVERS
+from rollbridge.base.metrics import Family, FamilyKind
+from rollbridge.buffer.table import AbortCause, Rejection, State
+from rollbridge.metadata.requests import RequestKind
+from rollbridge.monitoring.runbook import rules
+from rollbridge_coordinator.core.metric_samples import FAMILIES, OPEN_STATES
+from rollbridge_coordinator.core.metrics import Answered, CommitPath, Op, Warmth
+from rollbridge_gateway.server.metrics import FAMILIES as GATEWAY_FAMILIES
+from rollbridge_gateway.server.metrics import HANDOVERS
 
+ANNOTATIONS: Final[Mapping[str, Mapping[str, str]]] = {
+    rule["alert"]: rule["annotations"] for group in yaml.safe_load(rules())["groups"] for rule in group["rules"]
+}
+"""Annotations of the alerts by their full names."""
 PROMTOOL: Final = shutil.which("promtool")
 needs_promtool: Final = pytest.mark.skipif(PROMTOOL is None, reason="no promtool is installed (Debian: prometheus)")
 
@@ -57,7 +63,7 @@ CLOSED: Final[Mapping[str, Iterable[str]]] = {
 """Values of labels that have only so many; ``reason`` has those of its family."""
 REASONS: Final[Mapping[str, type[StrEnum]]] = {
     "rollbridge_transactions_aborted_total": AbortCause,
-    "rollbridge_frames_dropped_total": Drop,
+    "rollbridge_frames_rejected_total": Rejection,
 }
 
 _SELECTOR: Final = re.compile(r"\b(rollbridge_\w+|process_\w+|up)\b(?!\s*\()(?:\{([^}]*)\})?")

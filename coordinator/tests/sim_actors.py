@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,15 +15,10 @@ from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_snapshots import restored_faults
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import WRITE_BYTES_MAX, Blocked, Fenced, Gone, Record, World, shard
-from rollbridge.model import paths
-from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.commit_order import CommitOrder
-from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.ended import EndedIds
-from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.fences import Fences
-from rollbridge.model.frames import (
+from rollbridge.base.effects import AnyEffect, Steps, UnderWay
+from rollbridge.base.ids import ISSUED_MAX, TransactionId, counter_of, parse_number
+from rollbridge.buffer.fold import BufferFold, BufferLimits
+from rollbridge.buffer.frames import (
     BeginFrame,
     FrameHeader,
     FrameKind,
@@ -33,25 +28,30 @@ from rollbridge.model.frames import (
     encode_abort,
     encode_extend,
 )
-from rollbridge.model.group_offsets import GroupOffsets, OffsetDetails
-from rollbridge.model.ids import ISSUED_MAX, TransactionId, counter_of, parse_number
-from rollbridge.model.names import GroupName, Partition, StreamName
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.pieces import Ages, BufferedTransaction
-from rollbridge.model.records import Group, StreamConfig
-from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.loop import work
-from rollbridge_coordinator.procedures.takeover import check_again, finish_pending, take_over
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.faults import StaleStateError
-from rollbridge_coordinator.state.group import GroupState, LeaderSettings
-from rollbridge_coordinator.state.metrics import Op
-from rollbridge_coordinator.state.scaling import ScalingSettings
-from rollbridge_coordinator.state.snapshots import SnapshotSettings
-from rollbridge_coordinator.state.succession import Times
-from rollbridge_coordinator.state.upkeep import LateWatch
-from rollbridge_coordinator.state.warm import WarmTail
+from rollbridge.buffer.owners import Fences
+from rollbridge.buffer.state import Ages, BufferedTransaction
+from rollbridge.buffer.table import State
+from rollbridge.commitlog.commit_order import CommitOrder
+from rollbridge.commitlog.control import ControlKind, ControlRecord
+from rollbridge.commitlog.outcomes import EndedIds
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import Group
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.stream.conditions import StreamCondition
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory, EpochRecord
+from rollbridge.stream.group_offsets import GroupOffsets, OffsetDetails
+from rollbridge.stream.keyspace import KeySpace
+from rollbridge.stream.names import GroupName, Partition, StreamName
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.bookkeeping import LateWatch
+from rollbridge_coordinator.core.loop import work
+from rollbridge_coordinator.core.metrics import Op
+from rollbridge_coordinator.core.settings import LeaderSettings, ScalingSettings, SnapshotSettings
+from rollbridge_coordinator.core.state import GroupState
+from rollbridge_coordinator.core.waits import StaleStateError
+from rollbridge_coordinator.daemon.succession import Times
+from rollbridge_coordinator.history.takeover import WarmTail, check_again, finish_pending, take_over
 
 LEASE_MS = 4_000
 NEVER_MS = 1 << 60
@@ -147,8 +147,8 @@ def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSett
         answers_keep_ms=2_000,
         epochs_keep_ms=3_000,
         late_watch_ms=4_000,
-        linger_ms_max=400 if epoch % 3 else 0,
-        gather_ms_max=100 if epoch % 2 else 0,
+        late_commit_window_ms=400 if epoch % 3 else 0,
+        late_commit_batch_ms=100 if epoch % 2 else 0,
         transaction_meta_persist_count=REMEMBERED,
         snapshots=snapshots,
         scaling=SCALING,
@@ -512,66 +512,74 @@ class Leader:
         self.returned = False
         """Whether its connection to ZooKeeper was away since it last did something."""
         self.fences = Fences()
-        self.result: Any = None
-        self.effect: fx.AnyEffect | None = None
-        self.refused: fx.EffectRefusedError | None = None
         self.forgetful = forgetful
         times, now_ms = Times(), world.clock_ms + self.skew_ms
         if "trusts-its-clock" not in world.faults:
             times.witness(now_ms, world.clock_ms, now_ms)
-        self.procedure: Generator[fx.AnyEffect, Any, Any] | None = take_over(
-            name, self.epoch, self._fold, settings_of(self.epoch, world.faults), tail=tail, times=times
+        settings = settings_of(self.epoch, world.faults)
+        self.under_way: UnderWay[Any] | None = UnderWay(
+            take_over(name, self.epoch, self._fold, settings, tail=tail, times=times)
         )
+
+    @property
+    def procedure(self) -> Steps[Any] | None:
+        """What it is carrying out."""
+        return None if self.under_way is None else self.under_way.procedure
+
+    @property
+    def effect(self) -> AnyEffect | None:
+        """Which of its effects comes next."""
+        return None if self.under_way is None else self.under_way.effect
 
     def _fold(self, terminated: Collection[bytes]) -> BufferFold:
         return fold_of(self.world, frozenset() if self.forgetful else terminated)
 
     def step(self, clock_ms: int, rng: random.Random) -> None:
         """Carry out the next effect, or fold some messages."""
-        if self.procedure is None:
+        if self.under_way is None:
             assert self.group is not None
             self._read(clock_ms, rng)
             if not self.pending_done:
                 if not self.group.is_folded(self.barrier):
                     return
-                self.procedure = finish_pending(self.group)
+                self.under_way = UnderWay(finish_pending(self.group))
             elif self.returned:
                 self.returned = False
-                self.procedure = check_again(self.group)
+                self.under_way = UnderWay(check_again(self.group))
             else:
                 now_ms = clock_ms + self.skew_ms
                 if "trusts-its-clock" not in self.world.faults:
                     self.group.times.witness_append(self.group.fold.appended_ms, now_ms)
-                is_calm = self.group.lingering is None and not self.group.fold.decided
+                is_calm = self.group.waits.lingering is None and not self.group.fold.decided
                 asked = is_calm or bool(self.world.children(paths.requests(self.group.name)))
-                self.procedure = work(self.group, now_ms, requests=asked)
-            self.result = None
+                self.under_way = UnderWay(work(self.group, now_ms, requests=asked))
             self.look_ahead()
             return
         self.look_ahead()
         if self.returned and isinstance(self.effect, fx.Write):
             raise StaleStateError("the connection was away in the middle of the work")
-        if self.effect is not None:
+        under_way, effect = self.under_way, self.effect
+        if effect is not None:
             try:
                 self.world.acting = self.place()
                 blind = "waiting-roll" in self.world.faults and self.world.acting == "must_wait/LookForObstacles"
-                self.result = [] if blind else self.world.execute(self.effect, self.epoch)
+                result: Any = [] if blind else self.world.execute(effect, self.epoch)
                 self.world.done[self.world.acting] += 1
                 if "blind-linger" in self.world.faults and self.world.acting in LINGER_LOOKS:
-                    self.result = dict.fromkeys(self.result, 0)
-                if "forgotten-outcomes" in self.world.faults and isinstance(self.effect, fx.ReadCompacted):
-                    self.result = {key: row for key, row in self.result.items() if not key.startswith(b"ended-")}
-                if "forgotten-outcomes" in self.world.faults and isinstance(self.effect, fx.ReadEnded):
-                    self.result = EndedIds()
+                    result = dict.fromkeys(result, 0)
+                if "forgotten-outcomes" in self.world.faults and isinstance(effect, fx.ReadCompacted):
+                    result = {key: row for key, row in result.items() if not key.startswith(b"ended-")}
+                if "forgotten-outcomes" in self.world.faults and isinstance(effect, fx.ReadEnded):
+                    result = EndedIds()
                 if "hasty-expiry" in self.world.faults and self.world.acting == "expire_overdue/EndOffsets":
-                    self.result = dict.fromkeys(self.result, 0)
-                if isinstance(self.effect, fx.Now):
-                    self.result += self.skew_ms
-                self.effect = None
+                    result = dict.fromkeys(result, 0)
+                if isinstance(effect, fx.Now):
+                    result += self.skew_ms
+                under_way.reply(result)
             except Blocked:
                 return
             except fx.EffectRefusedError as refused:
-                self.effect, self.refused = None, self.world.hear(refused)
+                under_way.refuse(self.world.hear(refused))
             self.look_ahead()
 
     def look_ahead(self) -> None:
@@ -580,15 +588,11 @@ class Leader:
         Raises:
             Refused: The last one was refused, and its procedure has no answer to that: the term ends.
         """
-        if self.procedure is not None and self.effect is None:
-            refused, self.refused = self.refused, None
-            try:
-                self.effect = self.procedure.send(self.result) if refused is None else self.procedure.throw(refused)
-            except StopIteration as end:
-                self._done(end.value)
+        if self.under_way is not None and self.under_way.look_ahead() is None:
+            self._done(self.under_way.result)
 
     def _done(self, value: Any) -> None:
-        self.procedure, self.result = None, None
+        self.under_way = None
         if self.group is None:
             self.group, self.barrier = value
             if "timed-seal" in self.world.faults:
@@ -646,7 +650,7 @@ class Leader:
 
 
 def reserve(world: World, group: GroupName, count: int) -> range | None:
-    """Reserve counters as :meth:`~rollbridge.zookeeper.metadata.Metadata.reserve_counters`; None if it has to wait."""
+    """Reserve counters as :meth:`~rollbridge.metadata.store.Metadata.reserve_counters`; None if it has to wait."""
     known = Group.from_json(world.nodes[paths.group(group)])
     if not known.number:
         first = int(world.nodes.get(paths.TRANSACTION_COUNTER) or b"1")

@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import BROKERS, World
-from rollbridge.model import paths
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import NodeOperation, SetNode, StreamConfig
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import NodeOperation, SetNode
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import even_ranges
+from rollbridge.stream.names import GroupName, StreamName
 
 ADMIN_DEFECTS = ("denying-successor", "unbounded-multi", "stubborn-request")
 OLD_EPOCHS = 60

@@ -7,8 +7,8 @@ import random
 from coordinator.tests.sim_actors import Attempt, Client
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Record, World
-from rollbridge.model.control import ControlKind
-from rollbridge.model.names import StreamName
+from rollbridge.commitlog.control import ControlKind
+from rollbridge.stream.names import StreamName
 
 BURST = 8
 SPACING = 10

@@ -13,13 +13,13 @@ from coordinator.tests.sim_refusals import Refusals, is_poisoned, refused_rightl
 from coordinator.tests.sim_sessions import RestartingClient, answer_faults
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Record, World
-from rollbridge.model.control import FENCED, ControlKind, ControlRecord
-from rollbridge.model.epochs import check_chain
-from rollbridge.model.ids import BEGUN_TWICE, NOT_GIVEN_OUT, PREPARED_FIRST, SegmentId, TransactionId
-from rollbridge.model.journal import split
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.outcomes import decode_terminated
-from rollbridge.model.partitioners import KeySpace
+from rollbridge.base.ids import BEGUN_TWICE, NOT_GIVEN_OUT, PREPARED_FIRST, SegmentId, TransactionId
+from rollbridge.commitlog.control import FENCED, ControlKind, ControlRecord
+from rollbridge.commitlog.outcomes import decode_terminated
+from rollbridge.metadata.journal import split
+from rollbridge.stream.epochs import check_chain
+from rollbridge.stream.keyspace import KeySpace
+from rollbridge.stream.names import GroupName, StreamName
 
 POSITIONS = KeySpace()
 

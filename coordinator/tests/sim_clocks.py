@@ -7,10 +7,10 @@ from math import inf
 
 from coordinator.tests.sim_actors import Attempt
 from coordinator.tests.sim_world import World
-from rollbridge.model.control import EXPIRED, ControlRecord
-from rollbridge.model.frames import FrameKind, decode_extend, unpack_header
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
+from rollbridge.base.ids import SegmentId
+from rollbridge.buffer.frames import FrameKind, decode_extend, unpack_header
+from rollbridge.commitlog.control import EXPIRED, ControlRecord
+from rollbridge.stream.names import StreamName
 
 RETENTION_MS = 2_500
 

@@ -6,18 +6,17 @@ import random
 from collections.abc import Iterator
 
 from coordinator.tests.sim_world import Record, World
+from rollbridge.base.sn import DLSN, EMPTY, SN
 from rollbridge.errors import UnavailableError
-from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.conditions import RefusedCondition, StreamCondition
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import StreamName
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.sn import DLSN, EMPTY, SN
+from rollbridge.stream.conditions import Condition, RefusedCondition, Scope, StreamCondition
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeySpace
+from rollbridge.stream.names import StreamName
+from rollbridge.stream.reading import KeyLineage
 
 
 def rows_of(world: World, stream: StreamName, history: EpochHistory, position: float) -> Iterator[tuple[SN, Record]]:
-    """The visible records in the course of a key, oldest first, with their SNs."""
+    """The visible records in the lineage of a key, oldest first, with their SNs."""
     for stage in reversed(KeyLineage(history, position).stages):
         for offset, record in world.log(stream.segment_topic(stage.segment)).visible():
             if stage.end is not None and offset >= stage.end:

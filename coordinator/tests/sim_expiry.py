@@ -8,14 +8,13 @@ from functools import lru_cache
 from typing import Final
 
 from coordinator.tests.sim_world import World
-from rollbridge.model import paths
-from rollbridge.model.changes import work_from_json
-from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.frames import FrameKind, decode_begin, unpack_header
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import DeleteNode, NodeOperation, SetNode, Truncation
-from rollbridge.model.truncation import without_epochs
+from rollbridge.buffer.frames import FrameKind, decode_begin, unpack_header
+from rollbridge.metadata import paths
+from rollbridge.metadata.changes import work_from_json
+from rollbridge.metadata.records import DeleteNode, NodeOperation, SetNode, Truncation
+from rollbridge.stream.epochs import EpochHistory, EpochRecord, without_epochs
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge.stream.reading import KeyLineage
 
 epoch_of: Final = lru_cache(maxsize=1 << 12)(EpochRecord.from_json)
 """The record of an epoch, parsed once: everybody asks for the same ones again and again."""
@@ -42,8 +41,8 @@ def check_drop(
     assert not {paths.committing(group), paths.scaling(group)} & world.nodes.keys(), (
         "epochs go in the middle of a change"
     )
-    for title in world.children(paths.suspended(group)):
-        work = work_from_json(title, world.nodes[f"{paths.suspended(group)}/{title}"])
+    for title in world.children(paths.pending_changes(group)):
+        work = work_from_json(title, world.nodes[f"{paths.pending_changes(group)}/{title}"])
         assert str(stream) not in work.streams, f"epochs of {stream} go in the middle of {title}"
     for segment in whole.segments().keys() - kept.segments().keys():
         assert segment in whole.removed, f"{segment} of {stream} is dropped with its records"

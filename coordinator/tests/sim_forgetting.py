@@ -17,19 +17,28 @@ from typing import Any, Final
 
 from coordinator.tests.makers import Bench
 from coordinator.tests.sim_world import Fenced, World
-from rollbridge.model import paths
-from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.control import FENCED
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import CheckNode, ClientSession, CreateNode, DeleteNode, SetNode, next_session
-from rollbridge.model.sessions import DAY_MS, HOUR_MS, KEPT_OF_OTHERS_MS, RENEW_MS, floor_of
-from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.sessions import forget_sessions, load_sessions
-from rollbridge_coordinator.state.effects import AnyEffect, EndOffsets, ReadDated, Steps, Write
-from rollbridge_coordinator.state.group import GroupState, LeaderSettings
-from rollbridge_coordinator.state.sessions import SearchStage
+from rollbridge.base.effects import AnyEffect, Steps
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.fold import BufferFold, BufferLimits
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest
+from rollbridge.buffer.table import State
+from rollbridge.commitlog.control import FENCED
+from rollbridge.metadata import paths
+from rollbridge.metadata.client_sessions import (
+    DAY_MS,
+    HOUR_MS,
+    KEPT_OF_OTHERS_MS,
+    RENEW_MS,
+    ClientSession,
+    floor_of,
+    next_session,
+)
+from rollbridge.metadata.records import CheckNode, CreateNode, DeleteNode, SetNode
+from rollbridge.stream.names import GroupName
+from rollbridge_coordinator.core.effects import EndOffsets, ReadDated, Write
+from rollbridge_coordinator.core.settings import LeaderSettings
+from rollbridge_coordinator.core.state import GroupState, SearchStage
+from rollbridge_coordinator.history.sessions import forget_sessions, load_sessions
 
 GROUP: Final = GroupName("sales")
 STREAM: Final = "sales/orders"

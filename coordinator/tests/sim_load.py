@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
-from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.scaling import ScalingPolicy
-from rollbridge_coordinator.state import scaling
-from rollbridge_coordinator.state.load import WINDOWS
-from rollbridge_coordinator.state.scaling import ScalingPlan, ScalingSettings, ScalingState, SegmentMerge, SegmentSplit
+from rollbridge.base.ids import SegmentId
+from rollbridge.stream.epochs import EpochHistory, EpochRecord
+from rollbridge.stream.keyspace import KeyRange, even_ranges
+from rollbridge.stream.scaling import ScalingPolicy
+from rollbridge_coordinator.core.settings import ScalingSettings
+from rollbridge_coordinator.streams import scaling_policy
+from rollbridge_coordinator.streams.scaling_policy import WINDOWS, ScalingPlan, ScalingState, SegmentMerge, SegmentSplit
 
 SAMPLED = 2_000
 START_MS = 10_000_000
@@ -146,9 +146,9 @@ class LoadRun:
         settings, load = self.settings, self.state.load
         ends = {item.id: self.ends.get(item.id, 0) for item in self.history.active.segments}
         load.note(self.history, self.now_ms, self.policy.unit, ends, settings.scaling_window_ms * WINDOWS[-1])
-        segments = scaling.view(load, self.history, self.policy, settings)
-        recent = scaling.recent_scales(self.history, self.now_ms)
-        decision = scaling.decide(self.policy, segments, recent, self.state.lonely, settings, self.now_ms)
+        segments = scaling_policy.view(load, self.history, self.policy, settings)
+        recent = scaling_policy.recent_scales(self.history, self.now_ms)
+        decision = scaling_policy.decide(self.policy, segments, recent, self.state.lonely, settings, self.now_ms)
         match decision:
             case SegmentSplit():
                 ranges = {item.number: item.range for item in segments}
@@ -157,20 +157,20 @@ class LoadRun:
                     for number, parts in decision.parts.items()
                 }
                 until_ms = self.now_ms + settings.scaling_cooldown_ms
-                self._scale(scaling.plan_split(self.state, decision, cuts, until_ms))
+                self._scale(scaling_policy.plan_split(self.state, decision, cuts, until_ms))
             case SegmentMerge():
-                self._scale(scaling.plan_merge(decision, segments))
-            case scaling.Hold(_, why) if why not in self.waits:
+                self._scale(scaling_policy.plan_merge(decision, segments))
+            case scaling_policy.Deferred(_, why) if why not in self.waits:
                 self.waits.append(why)
 
-    def _cut(self, whole: KeyRange, parts: int, is_needed: bool) -> scaling.RangeCut:
+    def _cut(self, whole: KeyRange, parts: int, is_needed: bool) -> scaling_policy.RangeCut:
         keys = self.load.keys(self.s)
         if 1.1 * self.load.rate(self.s) * keys.share(whole) <= self.policy.target and not is_needed:
             self.needless.append(f"{whole} is split at {self.s:g} s")
         found = keys.within(whole)
         positions, shares = keys.positions[found], keys.shares[found]
         drawn = self.rng.choices(positions, shares, k=SAMPLED) if positions else []
-        return scaling.cut(whole, parts, [(item, 1.0) for item in drawn])
+        return scaling_policy.cut(whole, parts, [(item, 1.0) for item in drawn])
 
     def _scale(self, plan: ScalingPlan | None) -> None:
         if plan is None:
@@ -188,7 +188,7 @@ class LoadRun:
         self.over_s = {number: self.over_s.get(number, 0.0) for number in active}
         for number, whole in active.items():
             own = rate * keys.share(whole)
-            is_lonely = keys.hottest(whole) * rate > scaling.LONELY * own
+            is_lonely = keys.hottest(whole) * rate > scaling_policy.LONELY * own
             # What a rate is over a window differs from this one by chance: a tenth does not count.
             self.over_s[number] = self.over_s[number] + step_s if own > 1.1 * self.policy.target else 0.0
             if not is_lonely:
@@ -204,7 +204,7 @@ class LoadRun:
             found.append(f"a segment was above its rate for {self.longest_over_s:g} s, not {over_s_max:g}")
         outside = [count for count in self.counts[1:] if not policy.min_segments <= count <= policy.max_segments]
         found += [f"{count} segments, not {policy.min_segments} to {policy.max_segments}" for count in outside]
-        hour_ms, most = scaling.HOUR_MS, self.settings.scaling_per_hour_max
+        hour_ms, most = scaling_policy.HOUR_MS, self.settings.scaling_per_hour_max
         times = [item.created_ms for item in self.scales]
         if any(later - first < hour_ms for first, later in zip(times, times[most:], strict=False)):
             found.append(f"more than {most} scales in an hour")

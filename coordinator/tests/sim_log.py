@@ -9,14 +9,15 @@ from dataclasses import replace
 
 from coordinator.tests.sim_actors import Client
 from coordinator.tests.sim_world import World
+from rollbridge.base.ids import ISSUED_MAX, split_counter
+from rollbridge.buffer.frames import FrameHeader, FrameKind
+from rollbridge.commitlog.outcomes import EndedIds, decode_ended, ended_key, parse_ended
 from rollbridge.errors import CorruptDataError
-from rollbridge.model import paths
-from rollbridge.model.ended import EndedIds, decode_ended, ended_key, parse_ended
-from rollbridge.model.frames import FrameHeader, FrameKind
-from rollbridge.model.ids import ISSUED_MAX, split_counter
-from rollbridge.model.names import GroupName, snapshot_indexes_topic, snapshot_topic
-from rollbridge.model.records import Group, Retention
-from rollbridge.model.requests import AdminRequest, RequestKind
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import Group
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.stream.config import Retention
+from rollbridge.stream.names import GroupName, snapshot_indexes_topic, snapshot_topic
 
 LOG_DEFECTS = ("greedy-log", "deaf-log", "unlisted-outcomes", "early-list", "forgotten-outcomes")
 """All of the log is deleted; what a group has read is not asked; the list of what has ended is not written before, or

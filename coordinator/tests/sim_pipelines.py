@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 from coordinator.tests.sim_actors import LEASE_MS, Attempt, Client, commit_frame
 from coordinator.tests.sim_world import World
-from rollbridge.model.commit_order import CommitOrder
-from rollbridge.model.control import FORSAKEN, ControlKind, ControlRecord
-from rollbridge.model.frames import FrameHeader, FrameKind, encode_abort, unpack_header
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import StreamName
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import FrameHeader, FrameKind, encode_abort, unpack_header
+from rollbridge.commitlog.commit_order import CommitOrder
+from rollbridge.commitlog.control import FORSAKEN, ControlKind, ControlRecord
+from rollbridge.stream.names import StreamName
 
 UNDER_WAY_MAX = 6
 TELL_AGAIN_MS = 100

@@ -7,11 +7,15 @@ from dataclasses import replace
 
 from coordinator.tests.sim_log import listed
 from coordinator.tests.sim_world import World, shard
+from rollbridge.buffer.preview import PreviewStart
+from rollbridge.buffer.replay import BufferPlace, LookUp, choose_ongoing, ongoing_keys
+from rollbridge.buffer.snapshots import choose, index_keys, segment_of
+from rollbridge.commitlog.control import ControlKind
+from rollbridge.commitlog.outcomes import EndedIds
 from rollbridge.errors import CorruptDataError, TruncatedError
-from rollbridge.model import paths
-from rollbridge.model.control import ControlKind
-from rollbridge.model.ended import EndedIds
-from rollbridge.model.names import (
+from rollbridge.metadata import paths
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.names import (
     GroupName,
     Partition,
     StreamName,
@@ -19,11 +23,6 @@ from rollbridge.model.names import (
     snapshot_segments_topic,
     snapshot_topic,
 )
-from rollbridge.model.ongoing import choose_ongoing, ongoing_keys
-from rollbridge.model.preview import PreviewStart
-from rollbridge.model.records import StreamConfig
-from rollbridge.model.replay import BufferPlace, LookUp
-from rollbridge.model.snapshots import choose, index_keys, segment_of
 
 PREVIEW_DEFECTS = ("no-look-up", "deaf", "no-records", "hasty-records", "sure", "no-list")
 """Aborted transactions are not looked up, nor in the list; the commit log is not read; recorded transactions are not

@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from coordinator.tests.sim_actors import Attempt
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import World
-from rollbridge.model import paths
-from rollbridge.model.changes import SUSPENDED, StreamFault
-from rollbridge.model.control import ControlRecord
-from rollbridge.model.late import LateRecord
-from rollbridge.model.names import Partition, StreamName, is_segment_topic, parse_segment_topic
-from rollbridge.model.records import CreateNode, NodeOperation, SetNode
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.faults import LEADERLESS
+from rollbridge.base.effects import AnyEffect
+from rollbridge.commitlog.control import ControlRecord
+from rollbridge.metadata import paths
+from rollbridge.metadata.changes import SUSPENDED, StreamFault
+from rollbridge.metadata.records import CreateNode, NodeOperation, SetNode
+from rollbridge.stream.late import LateRecord
+from rollbridge.stream.names import Partition, StreamName, is_segment_topic, parse_segment_topic
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.waits import LEADERLESS
 
 REFUSAL_DEFECTS = ("deaf-refusal", "broad-refusal", "blames-all", "blind-reopening")
 """A refusal for good ends the term, as if nobody knew; one of a frame is held against its stream, one of a stream
@@ -108,7 +109,7 @@ class Refusals:
         self.rng = random.Random(0)
         self.is_over = True
 
-    def __call__(self, effect: fx.AnyEffect, leader: int) -> fx.EffectRefusedError | None:
+    def __call__(self, effect: AnyEffect, leader: int) -> fx.EffectRefusedError | None:
         """What the answer to an effect is, if it is refused."""
         if leader != self.world.identity:
             return None  # it is fenced before anybody looks at what it wants
@@ -132,7 +133,7 @@ class Refusals:
                 ):
                     self.world.broken.append(f"{name} is in an error state: {StreamFault.from_json(item.value).reason}")
 
-    def _answer(self, effect: fx.AnyEffect, leader: int) -> fx.EffectRefusedError | None:
+    def _answer(self, effect: AnyEffect, leader: int) -> fx.EffectRefusedError | None:
         match effect:
             case fx.AppendControl(topic) | fx.AppendTogether(_, _, topic) if self.world.clock_ms < self.log_until_ms:
                 return fx.EffectRefusedError(effect, "no permission", code=DENIED, topic=topic)
@@ -151,6 +152,8 @@ class Refusals:
                 topic = next(spec.name for spec in topics if self._is_full(spec.name))
                 return fx.EffectRefusedError(effect, f"{self.full} has too many topics", code=FULL, topic=topic)
             case fx.Look(queries) if any(self._is_away(item.places.stream) for item in queries):
+                return fx.EffectRefusedError(effect, "nobody leads it", code=LEADERLESS, topic=self.world.away)
+            case fx.EndOffsets(places) if self.world.away in {topic for topic, _ in places}:
                 return fx.EffectRefusedError(effect, "nobody leads it", code=LEADERLESS, topic=self.world.away)
             case fx.Seal(places) if self.world.away in (topics := [topic for topic, _ in places]):
                 self.world.close(topics)
@@ -177,7 +180,7 @@ class Refusals:
             return fx.EffectRefusedError(effect, "no permission", code=DENIED, topic=topic)
         return None
 
-    def _merge(self, effect: fx.AnyEffect, items: fx.Items, leader: int) -> fx.EffectRefusedError | None:
+    def _merge(self, effect: AnyEffect, items: fx.Items, leader: int) -> fx.EffectRefusedError | None:
         if any(topic == self.topic for (topic, _), _ in items):
             return self._deny(effect)
         if any(topic == self.world.away for (topic, _), _ in items):
@@ -207,7 +210,7 @@ class Refusals:
             bool(self.full) and topic.startswith(f"{self.full.replace('/', '.')}.") and topic not in self.world.topics
         )
 
-    def _deny(self, effect: fx.AnyEffect) -> fx.EffectRefusedError:
+    def _deny(self, effect: AnyEffect) -> fx.EffectRefusedError:
         return fx.EffectRefusedError(effect, "no permission", code=DENIED, topic=self.topic)
 
 
@@ -226,7 +229,7 @@ def refused_rightly(attempt: Attempt, outcome: ControlRecord, refusals: Refusals
     if reason.startswith(f"refused by Kafka: {CLOSED}: it is closed"):
         # Nobody has it on record that it was closed, and epochs are published before conditions are looked at.
         return refusals.forgets_changes and bool(attempt.conditions) and bool(denied)
-    told = ("its rolling commit is refused", "its conditions cannot be looked at")
+    told = ("its rolling commit is refused", "its conditions cannot be checked")
     return bool(denied) and (DENIED in reason or LEADERLESS in reason or reason.startswith(told))
 
 

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from coordinator.tests.sim_actors import Attempt
 from coordinator.tests.sim_sessions import RestartingClient
 from coordinator.tests.sim_world import Record
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import StreamName
-from rollbridge.model.requests import AdminAnswer
-from rollbridge.model.savepoints import SavepointFrame
-from rollbridge.model.transaction import State
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest
+from rollbridge.buffer.savepoints import SavepointFrame
+from rollbridge.buffer.table import State
+from rollbridge.metadata.requests import AdminAnswer
+from rollbridge.stream.names import StreamName
 
 
 class Point(NamedTuple):

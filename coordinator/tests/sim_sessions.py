@@ -7,15 +7,14 @@ from collections.abc import Callable
 
 from coordinator.tests.sim_actors import LEASE_MS, NEVER_MS, Attempt, Client, commit_frame
 from coordinator.tests.sim_world import World
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
+from rollbridge.buffer.table import State
 from rollbridge.errors import OutcomeExpiredError
-from rollbridge.model import paths
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import ClientSession
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge.model.sessions import RENEW_MS, floor_of
-from rollbridge.model.transaction import State
+from rollbridge.metadata import paths
+from rollbridge.metadata.client_sessions import RENEW_MS, ClientSession, floor_of
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.stream.names import GroupName, StreamName
 
 Answered = Callable[[AdminAnswer], None]
 

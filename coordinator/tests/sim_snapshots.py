@@ -6,15 +6,15 @@ from contextlib import suppress
 from dataclasses import replace
 
 from coordinator.tests.sim_world import Entry, World, shard
+from rollbridge.buffer.fold import BufferFold, BufferLimits
+from rollbridge.buffer.owners import Fences
+from rollbridge.buffer.replay import OngoingTransactions, decode_ongoing
+from rollbridge.buffer.snapshots import Snapshot, decode_segment, decode_snapshot
+from rollbridge.buffer.state import BufferedTransaction
+from rollbridge.buffer.table import State
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.fences import Fences
-from rollbridge.model.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
-from rollbridge.model.ongoing import OngoingTransactions, decode_ongoing
-from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.snapshots import Snapshot, decode_segment, decode_snapshot
-from rollbridge.model.transaction import State
-from rollbridge_coordinator.state.group import GroupState
+from rollbridge.stream.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
+from rollbridge_coordinator.core.state import GroupState
 
 SNAPSHOT_DEFECTS = ("hasty-snapshot", "lost-aborts", "lost-segments")
 ONGOING_DEFECTS = ("hasty-ongoing", "lost-ongoing", "lost-frames")

@@ -6,17 +6,16 @@ import random
 from collections.abc import Callable
 
 from coordinator.tests.sim_world import World, shard
-from rollbridge.model import paths
-from rollbridge.model.buffer import BufferFold
-from rollbridge.model.control import ControlKind
-from rollbridge.model.fences import Fences
-from rollbridge.model.names import GroupName, StreamName, snapshot_indexes_topic, snapshot_topic
-from rollbridge.model.ongoing import choose_ongoing, ongoing_keys
-from rollbridge.model.records import StreamConfig
-from rollbridge.model.replay import BufferPlace, log_start
-from rollbridge.model.snapshots import choose, index_keys
-from rollbridge_coordinator.state.effects import LogSummary
-from rollbridge_coordinator.state.warm import WarmTail
+from rollbridge.buffer.fold import BufferFold
+from rollbridge.buffer.owners import Fences
+from rollbridge.buffer.replay import BufferPlace, choose_ongoing, log_start, ongoing_keys
+from rollbridge.buffer.snapshots import choose, index_keys
+from rollbridge.commitlog.control import ControlKind
+from rollbridge.metadata import paths
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.names import GroupName, StreamName, snapshot_indexes_topic, snapshot_topic
+from rollbridge_coordinator.core.effects import LogSummary
+from rollbridge_coordinator.history.takeover import WarmTail
 
 STANDBY_DEFECTS = ("dirty-standby", "deaf-standby", "credulous-standby")
 """It follows rounds that were not committed; misses that transactions were aborted; hears whoever asks for an end."""

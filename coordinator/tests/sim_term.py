@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from coordinator.tests.sim_actors import Leader
 from coordinator.tests.sim_world import World
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import Group
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.faults import StaleStateError
+from rollbridge.base.ids import TransactionId
+from rollbridge.commitlog.control import ControlKind, ControlRecord
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import Group
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.waits import StaleStateError
 
 
 class LedWorld:
@@ -52,6 +56,39 @@ class LedWorld:
                 return
             self.step()
         raise AssertionError(f"not within {steps} steps")
+
+    def steps(self, count: int = 1_000) -> None:
+        for _ in range(count):
+            self.step()
+
+    def ask(self, kind: RequestKind, stream: StreamName | None = None, **more: Any) -> str:
+        """Ask for something; gives the path of the answer."""
+        request = AdminRequest(kind=kind, stream="" if stream is None else str(stream), created_ms=0, **more)
+        return self.world.request(self.group, request.to_json())
+
+    def answered(self, path: str) -> AdminAnswer:
+        """The answer of that path, once it is there."""
+        self.until(lambda: path in self.world.nodes)
+        return AdminAnswer.from_json(self.world.nodes[path])
+
+    def answer(self, kind: RequestKind, stream: StreamName | None = None, **more: Any) -> AdminAnswer:
+        return self.answered(self.ask(kind, stream, **more))
+
+    def outcome(self, transaction: TransactionId) -> ControlRecord | None:
+        found = [
+            record
+            for _, record in self.world.topics[self.group.commit_log_topic].visible()
+            if record.transaction == transaction and record.kind is not ControlKind.BEGIN
+        ]
+        assert len(found) < 2
+        return found[0] if found else None
+
+    def ended(self, transaction: TransactionId) -> ControlRecord:
+        """The outcome of a transaction, once it has one."""
+        self.until(lambda: self.outcome(transaction) is not None)
+        found = self.outcome(transaction)
+        assert found is not None
+        return found
 
 
 def assert_noticed(go: Callable[[int], object], seeds: Iterable[int]) -> None:

@@ -20,24 +20,18 @@ from typing import Any
 from coordinator.tests.sim_actors import Leader, scale_request, stream_config
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Fenced, Record, Topic, World, shard
-from rollbridge.model import paths
-from rollbridge.model.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
-from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import (
-    CreateNode,
-    DeleteNode,
-    NodeOperation,
-    Retention,
-    SetNode,
-    StreamConfig,
-    StreamState,
-)
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.faults import Faults
+from rollbridge.base.effects import AnyEffect
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition
+from rollbridge.commitlog.control import ControlKind, ControlRecord
+from rollbridge.metadata import paths
+from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
+from rollbridge.metadata.records import CreateNode, DeleteNode, NodeOperation, SetNode
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.stream.config import Retention, StreamConfig, StreamState
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.waits import BlockedStreams
 
 GROUP = GroupName("topics")
 ORDERS, OTHER, SECOND = (StreamName("topics", name) for name in ("orders", "other", "second"))
@@ -66,7 +60,7 @@ class TopicsWorld(World):
         super().__init__(faults)
         self.spoil_write = self._spoiled
 
-    def execute(self, effect: fx.AnyEffect, leader: int) -> Any:
+    def execute(self, effect: AnyEffect, leader: int) -> Any:
         if isinstance(effect, FENCED) and leader != self.controller_epoch:
             raise Fenced
         if (
@@ -109,7 +103,7 @@ def takes_in(operations: Sequence[NodeOperation]) -> bool:
     )
 
 
-class DeafFaults(Faults):
+class DeafFaults(BlockedStreams):
     """A defect: nothing waits for a topic that is lost."""
 
     def first_of(self, _: Collection[str]) -> str | None:
@@ -128,8 +122,12 @@ class TopicsLeader(Leader):
 
     def step(self, clock_ms: int, rng: random.Random) -> None:
         """Do one thing."""
-        if self.group is not None and type(self.group.faults) is Faults and "deaf-watch" in self.world.faults:
-            self.group.faults.__class__ = DeafFaults
+        if (
+            self.group is not None
+            and type(self.group.waits.faults) is BlockedStreams
+            and "deaf-watch" in self.world.faults
+        ):
+            self.group.waits.faults.__class__ = DeafFaults
         super().step(clock_ms, rng)
         self.effects = 0 if self.procedure is None else self.effects + 1
         if self.effects > TURN_EFFECTS_MAX:
@@ -188,7 +186,7 @@ class Owner:
     def _count(self, what: str) -> None:
         self.counts[what] = self.counts.get(what, 0) + 1
 
-    def refuse(self, effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
+    def refuse(self, effect: AnyEffect, _: int) -> fx.EffectRefusedError | None:
         """What it has taken the right for is refused."""
         if not self.is_denied:
             return None

@@ -7,14 +7,15 @@ from dataclasses import replace
 
 from coordinator.tests.sim_expiry import epoch_of, whole_history_of
 from coordinator.tests.sim_world import World
-from rollbridge.model import paths
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.frames import unpack_header
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import GroupName, StreamName, parse_segment_topic
-from rollbridge.model.reader_group import Reset, SegmentStanding, decide
-from rollbridge.model.records import Retention, StreamConfig, Truncation
-from rollbridge.model.requests import AdminRequest, RequestKind
+from rollbridge.base.ids import SegmentId
+from rollbridge.buffer.frames import unpack_header
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import Truncation
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.stream.config import Retention, StreamConfig
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.names import GroupName, StreamName, parse_segment_topic
+from rollbridge.stream.reading import Reset, SegmentStanding, decide
 
 GROUP = "auditor"
 

@@ -15,20 +15,21 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from rollbridge.model import paths
-from rollbridge.model.cas import Scope
-from rollbridge.model.commit_order import LineKey
-from rollbridge.model.conditions import ForeignTransaction, Leaderless
-from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.ended import EndedIds
-from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.late import LateRecord
-from rollbridge.model.names import GroupName, Partition
-from rollbridge.model.pieces import FrameRef
-from rollbridge.model.records import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode, Truncation
-from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
-from rollbridge_coordinator.state import effects as fx
+from rollbridge.base.effects import AnyEffect
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import ANY, DLSN, EMPTY, SN
+from rollbridge.buffer.state import FrameRef
+from rollbridge.commitlog.commit_order import LineKey
+from rollbridge.commitlog.control import ControlKind, ControlRecord
+from rollbridge.commitlog.outcomes import EndedIds
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode, Truncation
+from rollbridge.stream.conditions import ForeignTransaction, Leaderless, Scope
+from rollbridge.stream.group_offsets import GroupOffsets
+from rollbridge.stream.late import LateRecord
+from rollbridge.stream.names import GroupName, Partition
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.waits import LEADERLESS
 
 SHARDS_MAX = 64
 """Most partitions of a topic."""
@@ -284,7 +285,7 @@ class World:
         """The latest value of every epoch record that there ever was."""
         self.lost: dict[str, set[SegmentId]] = {}
         """All that ever stood in each list of removed segments."""
-        self.refuses: Callable[[fx.AnyEffect, int], fx.EffectRefusedError | None] = lambda *_: None
+        self.refuses: Callable[[AnyEffect, int], fx.EffectRefusedError | None] = lambda *_: None
         """Called with each effect and its leader; what it gives is the answer, and nothing of the effect is done."""
         self.poison: set[bytes] = set()
         """What frames hold that no broker takes."""
@@ -296,6 +297,7 @@ class World:
         self.unseen: set[str] = set()
         """Topics that the broker which is asked does not know yet."""
         self.unreadable: dict[str, str] = {}
+        self.unreplicated: dict[str, str] = {}
         """Topics that may not be read, with the reasons."""
         self.away = ""
         """A topic that nobody leads."""
@@ -396,7 +398,7 @@ class World:
 
     # What leaders do.
 
-    def execute(self, effect: fx.AnyEffect, leader: int) -> Any:
+    def execute(self, effect: AnyEffect, leader: int) -> Any:
         """Carry out an effect for the leader with a controller epoch.
 
         Raises:
@@ -414,7 +416,7 @@ class World:
                 self._finish(self.open.pop(leader), "aborted")
             raise fx.EffectRefusedError(effect, "gone", code="UNKNOWN_TOPIC_OR_PARTITION", topic=str(gone)) from gone
 
-    def _execute(self, effect: fx.AnyEffect, leader: int) -> Any:
+    def _execute(self, effect: AnyEffect, leader: int) -> Any:
         match effect:
             case fx.ReadNodes(names):
                 return {path: self.nodes.get(path) for path in names}
@@ -517,8 +519,10 @@ class World:
                 raise Missing(min(lost))
             case fx.EndOffsets(partitions):
                 return {item: len(self.topics[shard(*item)].entries) for item in partitions if item[0] in self.topics}
-            case fx.StartOffsets(partitions):
-                return {item: self._present(shard(*item)).start for item in partitions}
+            case fx.StartOffsets(partitions, is_patient):
+                unled = [item for item in partitions if item[0] == self.away]
+                assert not unled or not is_patient, f"all wait for {unled}, which have no leader"
+                return {item: self._present(shard(*item)).start for item in partitions if item not in unled}
             case fx.DeleteRecords(before) if not self.deletes:
                 return frozenset(before)
             case fx.DeleteRecords(before):
@@ -627,7 +631,7 @@ class World:
             return fx.EffectRefusedError(refused.effect, refused.reason, code=refused.code, topic=refused.topic)
         return refused
 
-    def execute_partly(self, effect: fx.AnyEffect, leader: int, share: float) -> None:
+    def execute_partly(self, effect: AnyEffect, leader: int, share: float) -> None:
         """Carry out a part of an effect, as a crash in its middle may leave it."""
         match effect:
             case fx.CreateTopics(topics):
@@ -967,12 +971,12 @@ class World:
 
     def _has_lost(self, query: fx.Query) -> bool:
         """Whether what is looked at first is a partition that its owner has deleted."""
-        place = query.places.of(query.course.stages[0].segment)
+        place = query.places.of(query.lineage.stages[0].segment)
         return place[0] == query.places.topic and shard(*place) not in self.topics
 
     def look(self, query: fx.Query) -> fx.Found:
-        """Look at what stands in the course of a key; blocked while something before is undecided."""
-        stages = query.course.stages
+        """Look at what stands in the lineage of a key; blocked while something before is undecided."""
+        stages = query.lineage.stages
         active = self.topics[shard(*query.places.of(stages[0].segment))]
         end = len(active.entries) if query.end is None else query.end
         if active.stable_end() < end:
@@ -995,7 +999,7 @@ class World:
                 last = ANY
                 break
         else:
-            if query.course.dropped_end > (0 if query.since is None else query.since + 1):
+            if query.lineage.dropped_end > (0 if query.since is None else query.since + 1):
                 last = ANY
         foreign = [
             entry.item
@@ -1085,7 +1089,9 @@ class World:
     def look_at_topic(self, name: str) -> fx.TopicLook:
         """Whether a topic is there, and can be read."""
         topic = self.topics.get(name)
-        return fx.TopicLook("" if topic is None or name in self.unseen else topic.id, self.unreadable.get(name, ""))
+        refused = self.unreadable.get(name, "")
+        lacks = refused if refused == LEADERLESS else self.unreplicated.get(name, "")
+        return fx.TopicLook("" if topic is None or name in self.unseen else topic.id, refused, lacks)
 
     def _present(self, topic: str) -> Topic:
         """A topic; raises if its owner has deleted it, or another leader."""

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from coordinator.tests.makers import GROUP
-from coordinator.tests.test_refused_rolls import Scene
-from rollbridge.model import paths
-from rollbridge.model.cooperative import JointState, JointWork, SharedSession
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.records import ClientSession
+from coordinator.tests.scenes import Scene
+from rollbridge.base.ids import TransactionId
+from rollbridge.metadata import paths
+from rollbridge.metadata.client_sessions import ClientSession, CooperativeState, CooperativeWork, SharedSession
 
 UNKNOWN, OTHER = TransactionId.of(0, 1 << 40), TransactionId.of(0, 1 << 41)
 
 
-def session(transaction: TransactionId, state: JointState = JointState.OPEN) -> bytes:
-    work = JointWork(series="q", number=3, transaction=transaction, epoch=0, streams={}, lease_ms=1_000, state=state)
+def session(transaction: TransactionId, state: CooperativeState = CooperativeState.OPEN) -> bytes:
+    work = CooperativeWork(
+        series="q", number=3, transaction=transaction, epoch=0, streams={}, lease_ms=1_000, state=state
+    )
     return ClientSession("query", 0, 0, SharedSession("run", (), work)).to_json()
 
 
@@ -23,10 +24,10 @@ def session(transaction: TransactionId, state: JointState = JointState.OPEN) -> 
     ("counter", "client", "stays"),
     [
         (b"query", session(UNKNOWN), True),
-        (b"query", session(UNKNOWN, JointState.ENDING), True),
+        (b"query", session(UNKNOWN, CooperativeState.ENDING), True),
         (b"query", b"unreadable", True),
-        (b"query", session(UNKNOWN, JointState.ABORTED), False),
-        (b"query", session(UNKNOWN, JointState.COMMITTED), False),
+        (b"query", session(UNKNOWN, CooperativeState.ABORTED), False),
+        (b"query", session(UNKNOWN, CooperativeState.COMMITTED), False),
         (b"query", session(OTHER), False),
         (b"query", ClientSession("query", 0, 0).to_json(), False),
         (b"query", None, False),

@@ -6,21 +6,24 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.tests.test_snapshots import GROUP, INDEXES, STREAMS, Bench
+from coordinator.tests.benches import GROUP, INDEXES, STREAMS, Bench
+from rollbridge.base.effects import Steps
+from rollbridge.base.ids import TransactionId, counter_of
+from rollbridge.buffer.frames import FrameKind
+from rollbridge.commitlog.outcomes import EndedIds, ended_key, parse_ended
 from rollbridge.errors import OutcomeExpiredError, TransactionNotFoundError
-from rollbridge.model import paths
-from rollbridge.model.ended import EndedIds, ended_key, parse_ended
-from rollbridge.model.frames import FrameKind
-from rollbridge.model.ids import TransactionId, counter_of
-from rollbridge.model.records import Group, LogMarks, Retention
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge_coordinator.procedures import commit_log, loop
-from rollbridge_coordinator.procedures.commit_log import policy_of
-from rollbridge_coordinator.procedures.requests import describe
-from rollbridge_coordinator.state.effects import Steps
-from rollbridge_coordinator.state.group import GroupState, LeaderSettings
-from rollbridge_coordinator.state.preserver import TransactionMetadataPreserver
-from rollbridge_coordinator.state.succession import SPREAD_MAX_MS
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import Group, LogMarks
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.stream.config import Retention
+from rollbridge_coordinator.commit.outcome_store import OutcomeStore
+from rollbridge_coordinator.core import loop
+from rollbridge_coordinator.core.requests import describe
+from rollbridge_coordinator.core.settings import LeaderSettings
+from rollbridge_coordinator.core.state import GroupState
+from rollbridge_coordinator.daemon.succession import SPREAD_MAX_MS
+from rollbridge_coordinator.history import commit_log
+from rollbridge_coordinator.history.commit_log import policy_of
 
 ORDERS = STREAMS[0]
 LOG = GROUP.commit_log_topic
@@ -254,7 +257,7 @@ def test_an_id_that_was_not_given_out_does_not_stay_known(bench: LogBench) -> No
 
 def test_of_what_has_ended_nobody_says_that_it_has_not(bench: LogBench) -> None:
     [ended] = bench.work(1)
-    bench.group().preserver = TransactionMetadataPreserver(10, 1, 100)
+    bench.group().outcome_store = OutcomeStore(10, 1, 100)
 
     def ask(identifier: TransactionId) -> str:
         body = AdminRequest(kind=RequestKind.LOOK_UP, transaction=str(identifier), created_ms=0)

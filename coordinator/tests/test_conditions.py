@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 
 import pytest
 
 from coordinator.tests.makers import Bench
-from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.changes import Roll
-from rollbridge.model.conditions import RefusedCondition, StreamCondition
-from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.sn import ANY, DLSN, EMPTY, SN
-from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.merge import TRIES, merge_direct
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.planning import DirectRound, RollingRound, plan_round
+from rollbridge.base.effects import AnyEffect, run
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import ANY, DLSN, EMPTY, SN
+from rollbridge.buffer.state import BufferedTransaction
+from rollbridge.buffer.table import State
+from rollbridge.commitlog.control import ControlKind, ControlRecord
+from rollbridge.metadata.changes import Roll
+from rollbridge.stream.conditions import Condition, RefusedCondition, Scope, StreamCondition
+from rollbridge_coordinator.commit.merge import TRIES, merge_direct
+from rollbridge_coordinator.commit.plan import DirectRound, RollingRound, plan_round
+from rollbridge_coordinator.core import effects as fx
 
 ORDERS, PAYMENTS = "sales/orders", "sales/payments"
 HALVES = [(0.0, 0.5), (0.5, 1.0)]
@@ -41,31 +42,28 @@ class Carried:
         self.looks: list[Sequence[fx.Query]] = []
         self.done: list[str] = []
         self.logged: list[ControlRecord] = []
-        steps = merge_direct(bench.group, [item], bench.clock_ms)
-        result: object = None
-        offset = 10
-        while True:
-            try:
-                effect = steps.send(result)
-            except StopIteration:
-                return
+        offsets = count(10, 10)
+
+        def carried(effect: AnyEffect) -> object:
             self.done.append(type(effect).__name__)
             match effect:
                 case fx.MergeFrames(items):
-                    result = [offset + place for place, _ in enumerate(items)]
-                    offset += 10
+                    first = next(offsets)
+                    return [first + place for place, _ in enumerate(items)]
                 case fx.Look(queries):
                     self.looks.append(queries)
-                    result = [found for query in queries for found in answer(query)]
+                    return [found for query in queries for found in answer(query)]
                 case fx.AppendControl(_, records):
                     self.logged.extend(records)
-                    result = list(range(len(records)))
+                    return list(range(len(records)))
                 case fx.AbortRound():
-                    result = None
+                    return None
                 case fx.CommitRound():
-                    result = 1_000
+                    return 1_000
                 case _:
                     raise AssertionError(effect)
+
+        run(merge_direct(bench.group, [item], bench.clock_ms), carried)
 
 
 def test_a_transaction_with_conditions_has_a_round_of_its_own() -> None:
@@ -177,7 +175,7 @@ def test_what_can_not_be_decided_ends_as_aborted_without_a_condition_to_blame(
 @pytest.mark.parametrize(
     ("condition", "words"),
     [
-        (expects(SN(dlsn=DLSN.of(SegmentId.of(5, 5), 1))), "no record of this key can stand"),
+        (expects(SN(dlsn=DLSN.of(SegmentId.of(5, 5), 1))), "cannot hold records of this key"),
         (expects(EMPTY, key=None), "needs a key"),
         (expects(EMPTY, stream=4), "no stream at place 4"),
     ],

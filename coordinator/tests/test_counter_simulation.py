@@ -13,23 +13,24 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.tests.sim_counting import CountingClient
+from coordinator.tests.sim_run import BUFFER_PARTITIONS, GROUP, STREAMS, Run
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import shard
-from coordinator.tests.test_restored_simulation import CountingClient
-from coordinator.tests.test_simulation import BUFFER_PARTITIONS, GROUP, STREAMS, Run
+from rollbridge.base.effects import Steps
+from rollbridge.base.ids import COUNTER_MAX, NOT_GIVEN_OUT, CounterCheckpoint, TransactionId, counter_of, parse_number
+from rollbridge.base.ids import ISSUED_MAX as COUNT_MAX
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, buffer_partition
+from rollbridge.commitlog.control import EXPIRED, ControlKind, ControlRecord
+from rollbridge.commitlog.outcomes import decode_terminated
 from rollbridge.errors import CorruptDataError
-from rollbridge.model import paths
-from rollbridge.model.control import EXPIRED, ControlKind, ControlRecord
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, buffer_partition
-from rollbridge.model.ids import COUNTER_MAX, NOT_GIVEN_OUT, Note, TransactionId, counter_of, parse_number
-from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
-from rollbridge.model.journal import split
-from rollbridge.model.outcomes import decode_terminated
-from rollbridge.model.records import Group, SetNode
-from rollbridge_coordinator.procedures import counters
-from rollbridge_coordinator.procedures import loop as agenda
-from rollbridge_coordinator.state.effects import ReadCounter, Steps, Write, read_node
-from rollbridge_coordinator.state.group import GroupState
+from rollbridge.metadata import paths
+from rollbridge.metadata.journal import split
+from rollbridge.metadata.records import Group, SetNode
+from rollbridge_coordinator.core import loop as agenda
+from rollbridge_coordinator.core.effects import ReadCounter, Write, read_node
+from rollbridge_coordinator.core.state import GroupState
+from rollbridge_coordinator.history import counters
 
 UNDONE = 211
 """A history in which a leader dies after it has undone a rolling commit that had closed active segments."""
@@ -156,7 +157,7 @@ def trust_the_counter(group: GroupState) -> Steps[None]:
     value = parse_number(found[0], COUNT_MAX, 1)
     trusting = replace(record, counter_floor=0, counter_ceiling=COUNT_MAX)
     yield from Write([SetNode(paths.group(GROUP), trusting.to_json()), SetNode(path, b"%d" % (value or 1))])
-    group.counter.note = Note(record.number, value or 1, found[1] + 1)
+    group.counter.note = CounterCheckpoint(record.number, value or 1, found[1] + 1)
 
 
 def believe_ids(*_: object) -> Steps[None]:
@@ -166,7 +167,7 @@ def believe_ids(*_: object) -> Steps[None]:
 
 def raise_horizons(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have forged ids raise what is said to be forgotten."""
-    monkeypatch.setattr("rollbridge_coordinator.state.preserver.TransactionMetadataPreserver.believe", lambda *_: None)
+    monkeypatch.setattr("rollbridge_coordinator.commit.outcome_store.OutcomeStore.believe", lambda *_: None)
 
 
 DEFECTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {

@@ -8,20 +8,29 @@ import pytest
 
 from coordinator.tests.makers import Bench
 from coordinator.tests.sim_world import World
+from rollbridge.base.effects import Steps, run
+from rollbridge.base.ids import (
+    COUNTER_MAX,
+    JUMP,
+    NOT_GIVEN_OUT,
+    SHARED_MAX,
+    STRIDE,
+    CounterCheckpoint,
+    TransactionId,
+    counter_of,
+)
+from rollbridge.base.ids import ISSUED_MAX as COUNT_MAX
+from rollbridge.buffer.fold import BufferFold, BufferLimits
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
+from rollbridge.buffer.table import State
 from rollbridge.errors import CorruptDataError, ZooKeeperOutdatedError
-from rollbridge.model import paths
-from rollbridge.model.buffer import BufferFold, BufferLimits
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
-from rollbridge.model.ids import COUNTER_MAX, JUMP, NOT_GIVEN_OUT, SHARED_MAX, STRIDE, Note, TransactionId, counter_of
-from rollbridge.model.ids import ISSUED_MAX as COUNT_MAX
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import Group
-from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.counters import check_given, keep_counter, look_at_counter, open_counter
-from rollbridge_coordinator.procedures.takeover import check_again
-from rollbridge_coordinator.state.effects import Steps
-from rollbridge_coordinator.state.faults import StaleStateError
-from rollbridge_coordinator.state.group import GroupState
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import Group
+from rollbridge.stream.names import GroupName
+from rollbridge_coordinator.core.state import GroupState
+from rollbridge_coordinator.core.waits import StaleStateError
+from rollbridge_coordinator.history.counters import check_given, keep_counter, look_at_counter, open_counter
+from rollbridge_coordinator.history.takeover import check_again
 
 GROUP = GroupName("sales")
 COUNTER, SHARED = paths.counter(GROUP), paths.TRANSACTION_COUNTER
@@ -53,12 +62,8 @@ class Scene:
 
     def run(self, procedure: Steps[Any]) -> None:
         """Carry a procedure out."""
-        try:
-            answer = None
-            while True:
-                answer = self.world.execute(procedure.send(answer), self.world.controller_epoch)
-        except StopIteration:
-            self.journal = dict(self.group.journal.nodes)
+        run(procedure, lambda effect: self.world.execute(effect, self.world.controller_epoch))
+        self.journal = dict(self.group.journal.nodes)
 
     @property
     def record(self) -> Group:
@@ -143,7 +148,7 @@ def test_a_counter_that_is_gone_gets_another_number() -> None:
 
 def test_a_group_that_has_counted_to_the_end_gets_another_number() -> None:
     scene = Scene()
-    scene.group.counter.note = Note(1, COUNT_MAX - 5, 1)
+    scene.group.counter.note = CounterCheckpoint(1, COUNT_MAX - 5, 1)
     scene.world.nodes[COUNTER] = b"x"
     scene.run(look_at_counter(scene.group))
     assert scene.record.number == 2
@@ -256,7 +261,7 @@ def test_what_is_believed_of_an_id_stands_in_the_journal_before() -> None:
     scene = Scene()
     scene.world.nodes[COUNTER] = b"100"
     forged(scene, {"new": counter_of(1, 99)})
-    note = Note.from_text(scene.journal[COUNTER])
+    note = CounterCheckpoint.from_text(scene.journal[COUNTER])
     assert note is not None
     assert note[:3] == (1, 100, scene.world.nodes.versions[COUNTER])
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from coordinator.tests.test_refused_rolls import GROUP, ORDERS, OTHER, Scene
-from rollbridge.model import paths
-from rollbridge.model.control import ControlKind
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import StreamName
-from rollbridge.model.requests import AdminRequest, RequestKind
+from coordinator.tests.scenes import ORDERS, OTHER, Scene
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
+from rollbridge.commitlog.control import ControlKind
+from rollbridge.metadata import paths
+from rollbridge.metadata.requests import RequestKind
+from rollbridge.stream.names import StreamName
 
 THIRD = StreamName("sales", "third")
 
@@ -23,10 +23,10 @@ class UnreadScene(Scene):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(THIRD), segments=1, created_ms=0))
+        self.ask(RequestKind.CREATE_STREAM, THIRD, segments=1)
         self.until(lambda: str(THIRD) in self.state.streams)
         self.commit(ORDERS, self.old)
-        self.until(lambda: self.outcome(self.old) is not None)
+        self.ended(self.old)
 
     @property
     def state(self) -> Any:
@@ -50,40 +50,28 @@ class UnreadScene(Scene):
         manifest = Manifest({PieceKey(0, 0, segment): 1, PieceKey(0, 1, 0): 1})
         self._send(ORDERS, FrameHeader(FrameKind.COMMIT, transaction.bytes), manifest.encode())
 
-    def request(self, kind: RequestKind, **named: Any) -> str:
-        """Ask for something; gives the path of the answer."""
-        return self.world.request(GROUP, AdminRequest(kind=kind, created_ms=0, **named).to_json())
-
-    def answer(self, path: str) -> dict[str, Any]:
-        """Wait for an answer."""
-        self.until(lambda: path in self.world.nodes)
-        found: dict[str, Any] = json.loads(self.world.nodes[path])
-        return found
-
 
 def test_a_stream_that_has_joined_a_transaction_is_not_deleted_however_far_its_leader_lags() -> None:
     scene = UnreadScene()
     scene.unread(OTHER)
     transaction = scene.begin(ORDERS)
     scene.join(transaction, OTHER)
-    asked = scene.request(RequestKind.DELETE_STREAM, stream=str(OTHER))
-    for _ in range(200):
-        scene.step()
+    asked = scene.ask(RequestKind.DELETE_STREAM, OTHER)
+    scene.steps(200)
     scene.unread()
-    answer = scene.answer(asked)
-    assert (answer["ok"], answer["code"]) == (False, "stream-busy"), answer
+    answer = scene.answered(asked)
+    assert (answer.ok, answer.code) == (False, "stream-busy"), answer
     scene.commit_both(transaction)
-    scene.until(lambda: scene.outcome(transaction) is not None)
-    assert scene.outcome(transaction).kind is ControlKind.COMMIT  # type: ignore[union-attr]
-    assert scene.answer(scene.request(RequestKind.DELETE_STREAM, stream=str(OTHER)))["ok"]
+    assert scene.ended(transaction).kind is ControlKind.COMMIT
+    assert scene.answer(RequestKind.DELETE_STREAM, OTHER).ok
 
 
 def commit_in_the_middle_of_a_deletion(scene: UnreadScene) -> TransactionId:
     """Commit a transaction that a stream joins which is being deleted, in the moment in which that is decided."""
     scene.unread(OTHER, THIRD)
     scene.begin(THIRD)  # the deletion waits for it to be read
-    asked = scene.request(RequestKind.DELETE_STREAM, stream=str(OTHER))
-    scene.until(lambda: scene.state.questions)
+    asked = scene.ask(RequestKind.DELETE_STREAM, OTHER)
+    scene.until(lambda: scene.state.waits.questions)
     transaction = scene.begin(ORDERS)
     scene.join(transaction, OTHER)
     scene.commit_both(transaction)
@@ -97,21 +85,17 @@ def test_a_commit_that_names_a_stream_deleted_in_that_moment_is_aborted() -> Non
     transaction = commit_in_the_middle_of_a_deletion(scene)
     scene.unread(OTHER)
     scene.until(lambda: paths.stream(OTHER) not in scene.world.nodes)
-    scene.until(lambda: scene.outcome(transaction) is not None)
-    outcome = scene.outcome(transaction)
-    assert outcome is not None
+    outcome = scene.ended(transaction)
     assert (outcome.kind, "a stream that had joined was deleted" in outcome.reason) == (ControlKind.ABORT, True)
-    later = scene.begin(ORDERS)
-    scene.commit(ORDERS, later)
-    scene.until(lambda: scene.outcome(later) is not None)
+    scene.commits(ORDERS)
     assert scene.terms_ended == 0
 
 
 def test_a_commit_that_waits_for_frames_can_be_aborted() -> None:
     scene = UnreadScene()
     transaction = commit_in_the_middle_of_a_deletion(scene)
-    answer = scene.answer(scene.request(RequestKind.ABORT_TRANSACTION, transaction=str(transaction), reason="now"))
-    assert answer["ok"], answer
+    answer = scene.answer(RequestKind.ABORT_TRANSACTION, transaction=str(transaction), reason="now")
+    assert answer.ok, answer
     outcome = scene.outcome(transaction)
     assert outcome is not None
     assert (outcome.kind, outcome.reason[:4]) == (ControlKind.ABORT, "now;")
@@ -122,13 +106,13 @@ def test_a_question_does_not_wait_for_a_stream_that_is_gone(kind: RequestKind) -
     scene = UnreadScene()
     scene.unread(OTHER, THIRD)
     scene.begin(THIRD)
-    scene.request(RequestKind.DELETE_STREAM, stream=str(OTHER))
-    scene.until(lambda: scene.state.questions)
+    scene.ask(RequestKind.DELETE_STREAM, OTHER)
+    scene.until(lambda: scene.state.waits.questions)
     scene.begin(OTHER)
-    asked = scene.request(kind, owner="somebody", owner_epoch=1)
-    scene.until(lambda: len(scene.state.questions) == 2)
+    asked = scene.ask(kind, owner="somebody", owner_epoch=1)
+    scene.until(lambda: len(scene.state.waits.questions) == 2)
     scene.unread(OTHER)
-    assert scene.answer(asked)["ok"]
+    assert scene.answered(asked).ok
 
 
 def test_nothing_waits_for_the_buffer_of_a_former_life() -> None:

@@ -19,15 +19,16 @@ from coordinator.tests.sim_actors import stream_config
 from coordinator.tests.sim_term import LedWorld
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import shard
-from rollbridge.model import paths
-from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import StreamState
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge_coordinator.procedures import requests
-from rollbridge_coordinator.state.group import GroupState, WaitingRequest
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
+from rollbridge.commitlog.control import ControlKind, ControlRecord
+from rollbridge.metadata import paths
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.stream.config import StreamState
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge_coordinator.core import requests
+from rollbridge_coordinator.core.state import GroupState
+from rollbridge_coordinator.core.waits import WaitingRequest
 
 GROUP = GroupName("sales")
 ORDERS, LEDGER, BILLS = (StreamName("sales", name) for name in ("orders", "ledger", "bills"))
@@ -305,7 +306,7 @@ def deletes_unread(patch: pytest.MonkeyPatch) -> None:
     def put(group: GroupState, name: str, request: AdminRequest) -> Any:
         if request.kind not in requests.DELETIONS:
             return (yield from real(group, name, request))
-        group.questions[name] = WaitingRequest(request, {})
+        group.waits.questions[name] = WaitingRequest(request, {})
         return None
 
     real = requests.put_question

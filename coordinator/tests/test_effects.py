@@ -6,9 +6,10 @@ import inspect
 
 import pytest
 
-from rollbridge_coordinator.shell.interpreter import HANDLERS
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.effects import AnyEffect, Effect, Steps
+from rollbridge.base.effects import AnyEffect, Effect, Steps
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.interpreter import HANDLERS
+from rollbridge_coordinator.core.metric_samples import EFFECTS
 
 DECLARED: set[type[AnyEffect]] = {
     kind for kind in vars(fx).values() if inspect.isclass(kind) and issubclass(kind, Effect) and kind is not Effect
@@ -17,6 +18,7 @@ DECLARED: set[type[AnyEffect]] = {
 
 def test_the_interpreter_carries_out_each_effect_that_there_is() -> None:
     assert set(HANDLERS) == DECLARED
+    assert [kind.__name__ for kind in sorted(DECLARED, key=lambda kind: kind.__name__)] == list(EFFECTS)
 
 
 @pytest.mark.parametrize("kind", sorted(DECLARED, key=str))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from coordinator.tests.benches import STREAMS, Bench
 from coordinator.tests.sim_world import Record
-from coordinator.tests.test_snapshots import STREAMS, Bench
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.records import Retention
-from rollbridge.model.requests import AdminRequest, RequestKind
+from rollbridge.base.ids import SegmentId
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.stream.config import Retention
 
 ORDERS = STREAMS[0]
 
@@ -56,6 +56,21 @@ def test_a_segment_that_never_held_a_record_stays_for_readers_that_stand_in_it()
     scaled(bench, 1)
     assert history(bench) == (0, [])
     assert ORDERS.segment_topic(SegmentId.of(0, 0)) in bench.world.topics
+
+
+def test_a_segment_that_has_no_leader_keeps_nothing_waiting_and_is_looked_at_later() -> None:
+    bench = Bench.fresh()
+    bench.world.deletes = True
+    topic = ORDERS.segment_topic(SegmentId.of(0, 0))
+    bench.world.produce(topic, Record("k", "k=0"))
+    scaled(bench, 0)
+    bench.world.topics[topic].start = len(bench.world.topics[topic].entries)
+    bench.world.away = topic
+    bench.rest()
+    assert topic in bench.world.topics
+    bench.world.away = ""
+    bench.rest()
+    assert topic not in bench.world.topics
 
 
 def test_of_an_emptied_segment_that_is_waited_for_nothing_goes() -> None:

@@ -9,29 +9,22 @@ from typing import Any
 import pytest
 
 from coordinator.tests.makers import Bench
-from rollbridge.model import paths
-from rollbridge.model.changes import Roll
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
-from rollbridge.model.records import (
-    CheckNode,
-    CreateNode,
-    DeleteNode,
-    Mark,
-    NodeOperation,
-    Retention,
-    SetNode,
-    Truncation,
-)
-from rollbridge.model.records import StreamState as Lifecycle
-from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge_coordinator.procedures import retention
-from rollbridge_coordinator.procedures.rolling import _epochs
-from rollbridge_coordinator.procedures.streams import drop_epochs
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.faults import StaleStateError
-from rollbridge_coordinator.state.planning import Refusal, RollingRound, plan_round
-from rollbridge_coordinator.state.streams import LedStream
+from rollbridge.base.effects import AnyEffect, run
+from rollbridge.base.ids import SegmentId
+from rollbridge.metadata import paths
+from rollbridge.metadata.changes import Roll
+from rollbridge.metadata.records import CheckNode, CreateNode, DeleteNode, Mark, NodeOperation, SetNode, Truncation
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.stream.config import Retention
+from rollbridge.stream.config import StreamState as Lifecycle
+from rollbridge.stream.names import StreamName
+from rollbridge_coordinator.commit.plan import Refusal, RollingRound, plan_round
+from rollbridge_coordinator.commit.roll import _epochs
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.stream_state import LedStream
+from rollbridge_coordinator.core.waits import StaleStateError
+from rollbridge_coordinator.streams import retention
+from rollbridge_coordinator.streams.create import drop_epochs
 
 ORDERS = "sales/orders"
 NAME = StreamName.parse(ORDERS)
@@ -53,19 +46,18 @@ def grown(scales: int) -> Bench:
 def housekeep(bench: Bench, now_ms: int, answers: Mapping[str, bytes] | None = None) -> list[tuple[NodeOperation, ...]]:
     """Let the leader drop what it may; gives what it wrote."""
     written: list[tuple[NodeOperation, ...]] = []
-    procedure = drop_epochs(bench.group, now_ms)
-    answer: Any = None
-    while True:
-        try:
-            effect: Any = procedure.send(answer)
-        except StopIteration:
-            return written
+
+    def answer(effect: AnyEffect) -> Any:
         match effect:
             case fx.ReadNodes(names):
-                answer = {path: (answers or {}).get(path) for path in names}
+                return {path: (answers or {}).get(path) for path in names}
             case fx.Write(operations):
                 written.append(tuple(operations))
-                answer = True
+                return True
+        return None
+
+    run(drop_epochs(bench.group, now_ms), answer)
+    return written
 
 
 def state(bench: Bench) -> LedStream:
@@ -161,23 +153,21 @@ def test_a_truncation_that_removes_more_than_the_node_holds_goes_on_with_the_nex
         kept = Truncation(state(bench).history.removed, frozenset(), state(bench).history.foundation).to_json()
         most = len(kept) + (3 - len(state(bench).history.removed)) * retention.REMOVED_BYTES
         bench.group.settings = replace(usual, write_bytes_max=most)
-        steps = retention.truncate_stream(bench.group, state(bench), "request-1", request, 0)
-        answer: Any = None
-        while True:
-            try:
-                effect: Any = steps.send(answer)
-            except StopIteration:
-                break
+
+        def answer(effect: AnyEffect) -> Any:
             match effect:
                 case fx.StableEnds(topics):
-                    answer = dict.fromkeys(topics, 0)
+                    return dict.fromkeys(topics, 0)
                 case fx.ReadNodes(names):
-                    answer = dict.fromkeys(names)
+                    return dict.fromkeys(names)
                 case fx.DeleteRecords(before):
-                    deleted |= {topic for topic, _ in before}
-                    answer = frozenset()
+                    deleted.update(topic for topic, _ in before)
+                    return frozenset()
                 case fx.Write():
-                    answer = True
+                    return True
+            return None
+
+        run(retention.truncate_stream(bench.group, state(bench), "request-1", request, 0), answer)
         state(bench).removing = frozenset()
         bench.group.settings = usual
         bench.group.housekeeping.done_ms.clear()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from coordinator.tests.makers import Bench
-from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.changes import EpochTransition, Roll, StreamFault
-from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.frames import (
+from rollbridge.base.ids import COUNTER_MAX, SEGMENT_NUMBER_MAX, TransactionId
+from rollbridge.base.sn import EMPTY
+from rollbridge.buffer.frames import (
     BeginFrame,
     FrameHeader,
     FrameKind,
@@ -22,14 +22,13 @@ from rollbridge.model.frames import (
     encode_extend,
     pack_bundle,
 )
-from rollbridge.model.group_offsets import GroupOffsets, OffsetDetails
-from rollbridge.model.ids import COUNTER_MAX, SEGMENT_NUMBER_MAX, TransactionId
-from rollbridge.model.names import StreamName
-from rollbridge.model.savepoints import SavepointFrame
-from rollbridge.model.sn import EMPTY
-from rollbridge.model.transaction import State
-from rollbridge_coordinator.state.group import Suspended, Wait
-from rollbridge_coordinator.state.planning import (
+from rollbridge.buffer.savepoints import SavepointFrame
+from rollbridge.buffer.table import State
+from rollbridge.metadata.changes import EpochTransition, Roll, StreamFault
+from rollbridge.stream.conditions import Condition, Scope, StreamCondition
+from rollbridge.stream.group_offsets import GroupOffsets, OffsetDetails
+from rollbridge.stream.names import StreamName
+from rollbridge_coordinator.commit.plan import (
     DirectRound,
     Incomplete,
     Refusal,
@@ -40,6 +39,7 @@ from rollbridge_coordinator.state.planning import (
     still_fitting,
     waiting,
 )
+from rollbridge_coordinator.core.waits import PendingChange, Wait
 
 ORDERS, PAYMENTS, REFUNDS = "sales/orders", "sales/payments", "sales/refunds"
 STREAMS = (ORDERS, PAYMENTS, REFUNDS, "sales/none", "other/orders")
@@ -140,6 +140,7 @@ def bench() -> Bench:
     return made
 
 
+@pytest.mark.long
 @settings(max_examples=300, deadline=None)
 @given(st.lists(transactions() | rubbish(), max_size=6), st.sampled_from(["sound", "fault", "suspended"]))
 def test_what_is_forged_is_refused_or_waits_and_stops_no_leader(sent: list[list[Frame]], state: str) -> None:
@@ -149,11 +150,11 @@ def test_what_is_forged_is_refused_or_waits_and_stops_no_leader(sent: list[list[
         made.feed(name, header, value)
     fault = StreamFault("no", "CODE", "", 1)
     if state == "fault":
-        group.faults.note(PAYMENTS, fault, 1)
+        group.waits.faults.note(PAYMENTS, fault, 1)
     elif state == "suspended":
-        group.faults.suspend(PAYMENTS, fault)
+        group.waits.faults.suspend(PAYMENTS, fault)
         work = EpochTransition(StreamName.parse(PAYMENTS), "request-1", 2, (1,), (), 1, 1)
-        group.suspended["/x"] = Suspended(work, Wait(1, 1, frozenset()))
+        group.waits.pending_changes["/x"] = PendingChange(work, Wait(1, 1, frozenset()))
     asked = [item for item in group.fold.decided.values() if item.state is State.COMMITTING]
     still_fitting(group, asked, (Roll(ORDERS, 0, 1, 2, 3, (0,)), Roll(PAYMENTS, 0, 1, 2, 3, (0,))))
     assert {item.transaction_id for item, _ in waiting(group)} <= {item.transaction_id for item in asked}

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 import pytest
 
+from coordinator.tests.scenes import ORDERS, Scene
+from coordinator.tests.sim_run import BUFFER_PARTITIONS, GROUP, STREAMS, Run
 from coordinator.tests.sim_world import shard
-from coordinator.tests.test_refused_rolls import ORDERS, Scene
-from coordinator.tests.test_simulation import BUFFER_PARTITIONS, GROUP, STREAMS, Run
 from integration_tests.hostile_content import Content
-from rollbridge.model import paths
-from rollbridge.model.frames import FrameHeader, FrameKind, Manifest
-from rollbridge_coordinator.state import planning, preparing
+from rollbridge.buffer.frames import FrameHeader, FrameKind, Manifest
+from rollbridge.metadata import paths
+from rollbridge_coordinator.commit import plan
 
 
 class Deaf(list[str]):
@@ -89,8 +89,8 @@ def test_no_leader_stumbles_over_what_many_members_write(seed: int) -> None:
 
 def call_empty_ones_large(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever has sent many bytes is merged beside the line, though its commit names none of them."""
-    right = preparing.is_large
-    monkeypatch.setattr(planning, "is_large", lambda group, item: right(group, item) or not item.written_segments())
+    right = plan.is_large
+    monkeypatch.setattr(plan, "is_large", lambda group, item: right(group, item) or not item.written_segments())
 
 
 def commit_nothing_of_much(scene: Scene) -> None:

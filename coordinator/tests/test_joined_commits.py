@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from coordinator.tests.makers import Bench, run
-from rollbridge.model.frames import FrameHeader, FrameKind, encode_extend
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.upkeep import await_frames
-from rollbridge_coordinator.state.effects import EndOffsets
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import FrameHeader, FrameKind, encode_extend
+from rollbridge.buffer.state import BufferedTransaction
+from rollbridge.buffer.table import State
+from rollbridge_coordinator.commit.expiry import await_frames
+from rollbridge_coordinator.core.effects import EndOffsets
 
 ORDERS, OTHERS, BYSTANDERS = "sales/orders", "sales/others", "sales/bystanders"
 STREAMS = (ORDERS, OTHERS, BYSTANDERS)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from coordinator.tests.makers import GROUP, Bench
-from rollbridge.model import paths
-from rollbridge.model.names import StreamName
+from rollbridge.metadata import paths
+from rollbridge.stream.names import StreamName
 
 NAME = StreamName("a", "s")
 

@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 
 from coordinator.tests.makers import Bench
-from rollbridge.model.changes import SUSPENDED, StreamFault
-from rollbridge.model.conditions import Leaderless, Obstacle
-from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.loop import drain
-from rollbridge_coordinator.procedures.preparing import TIMES_MAX, follow_preparations
-from rollbridge_coordinator.procedures.requests import waits_for
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.effects import PreparationProgress, Steps
-from rollbridge_coordinator.state.group import HeldRoll, LeaderSettings, Wait
-from rollbridge_coordinator.state.planning import Beside, DirectRound, RollingRound, plan_round, why_waits
+from rollbridge.base.effects import AnyEffect, Steps
+from rollbridge.buffer.state import BufferedTransaction
+from rollbridge.buffer.table import State
+from rollbridge.metadata.changes import SUSPENDED, StreamFault
+from rollbridge.stream.conditions import Leaderless, Obstacle
+from rollbridge_coordinator.commit.large import TIMES_MAX, follow_preparations
+from rollbridge_coordinator.commit.plan import Beside, DirectRound, RollingRound, plan_round, why_waits
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.effects import PreparationProgress
+from rollbridge_coordinator.core.loop import drain
+from rollbridge_coordinator.core.requests import waits_for
+from rollbridge_coordinator.core.settings import LeaderSettings
+from rollbridge_coordinator.core.waits import PendingRoll, Wait
 
 ORDERS, PAYMENTS, REFUNDS = "sales/orders", "sales/payments", "sales/refunds"
 SETTINGS = LeaderSettings(merge_beside_bytes=100, merges_beside_max=2)
@@ -47,7 +49,7 @@ class Kafka:
             answer = self._answer(effect)
         raise AssertionError("the same is planned again and again")
 
-    def _answer(self, effect: fx.AnyEffect) -> Any:
+    def _answer(self, effect: AnyEffect) -> Any:
         match effect:
             case fx.Write():
                 return True
@@ -75,7 +77,7 @@ class Kafka:
 
     def append_all(self, transaction: BufferedTransaction) -> None:
         """Append everything of a transaction."""
-        item = self.bench.group.preparations[transaction.id]
+        item = self.bench.group.large.preparations[transaction.id]
         self.progress[item.node] = PreparationProgress([0] * len(item.items))
         self.follow()
 
@@ -92,12 +94,12 @@ def kafka(bench: Bench) -> Kafka:
 
 def suspend(bench: Bench) -> None:
     """Suspend a change of a stream."""
-    bench.group.faults.suspend(ORDERS, StreamFault("half done", SUSPENDED, "", 0))
+    bench.group.waits.faults.suspend(ORDERS, StreamFault("half done", SUSPENDED, "", 0))
 
 
 def hold_roll(bench: Bench) -> None:
     """Somebody's native transaction is open on what is to be sealed."""
-    bench.group.held_rolls[ORDERS,] = HeldRoll(Wait(0, NOW_MS, frozenset({AWAY}), frozenset({AWAY})))
+    bench.group.waits.held_rolls[ORDERS,] = PendingRoll(Wait(0, NOW_MS, frozenset({AWAY}), frozenset({AWAY})))
 
 
 WAITS: Mapping[str, tuple[Callable[[Bench], None], str]] = {
@@ -118,12 +120,12 @@ def test_a_merge_is_not_begun_while_something_keeps_its_roll_from_being_carried_
     kafka.obstacles = {AWAY}
     transaction, other = large(bench, ORDERS, client="a"), large(bench, PAYMENTS, client="b")
     kafka.drain()
-    assert set(bench.group.preparations) == {other.id}, "only what can be ended takes a place"
+    assert set(bench.group.large.preparations) == {other.id}, "only what can be ended takes a place"
     assert why_waits(bench.group, transaction) == f"{AWAY}, before a rolling commit of {ORDERS}"
-    bench.group.held_rolls[ORDERS,].is_due = True
+    bench.group.waits.held_rolls[ORDERS,].is_due = True
     kafka.obstacles = set()
     kafka.drain()
-    assert set(bench.group.preparations) == {other.id, transaction.id}
+    assert set(bench.group.large.preparations) == {other.id, transaction.id}
 
 
 def test_a_large_transaction_is_not_planned_while_its_roll_is_held(bench: Bench, kafka: Kafka) -> None:
@@ -133,7 +135,7 @@ def test_a_large_transaction_is_not_planned_while_its_roll_is_held(bench: Bench,
     assert isinstance(plan_round(bench.group), RollingRound)
     hold_roll(bench)
     assert plan_round(bench.group) is None
-    bench.group.held_rolls[ORDERS,].is_due = True
+    bench.group.waits.held_rolls[ORDERS,].is_due = True
     assert isinstance(plan_round(bench.group), RollingRound)
 
 
@@ -152,12 +154,12 @@ def test_who_waits_for_something_else_gives_its_place_to_others(
     other = large(bench, REFUNDS, client="d")
     assert plan_round(bench.group) == Beside(other, held.id)
     assert waits_for(bench.group, held) == said
-    node = bench.group.preparations[held.id].node
+    node = bench.group.large.preparations[held.id].node
     kafka.drain()
-    assert set(bench.group.preparations) == {at_work.id, other.id}
+    assert set(bench.group.large.preparations) == {at_work.id, other.id}
     assert kafka.given_up == [node]
     assert bench.group.counts["merges_beside_lost"] == 1
-    assert said.partition("waits for ")[2] in bench.group.merge_retries[held.id].why
+    assert said.partition("waits for ")[2] in bench.group.large.retries[held.id].why
 
 
 def test_nobody_gives_a_place_away_to_one_that_would_have_to_wait(bench: Bench, kafka: Kafka) -> None:
@@ -167,7 +169,7 @@ def test_nobody_gives_a_place_away_to_one_that_would_have_to_wait(bench: Bench, 
     kafka.obstacles = {Leaderless("sales.refunds.segment-0.epoch-0")}
     large(bench, REFUNDS, client="d")
     kafka.drain()
-    assert set(bench.group.preparations) == {held.id, at_work.id}
+    assert set(bench.group.large.preparations) == {held.id, at_work.id}
 
 
 def test_who_waits_for_a_place_is_told_who_has_them_and_small_ones_go_on(bench: Bench, kafka: Kafka) -> None:
@@ -189,15 +191,15 @@ def test_a_merge_in_vain_leaves_its_place_rests_and_is_given_up_in_the_end(bench
     now_ms, rests = NOW_MS, list[int]()
     kafka.drain()
     while True:
-        item = bench.group.preparations[transaction.id]
+        item = bench.group.large.preparations[transaction.id]
         kafka.progress[item.node] = PreparationProgress(lost="a line was cut")
         kafka.follow(now_ms)
-        assert not bench.group.preparations, "it has no place while it rests"
-        if transaction.id not in bench.group.merge_retries or len(rests) >= TIMES_MAX - 1:
+        assert not bench.group.large.preparations, "it has no place while it rests"
+        if transaction.id not in bench.group.large.retries or len(rests) >= TIMES_MAX - 1:
             break
         assert plan_round(bench.group) is None
         assert "a line was cut" in waits_for(bench.group, transaction)
-        rest = bench.group.merge_retries[transaction.id].rest
+        rest = bench.group.large.retries[transaction.id].rest
         rests.append(rest.length_ms)
         now_ms = rest.until_ms
         kafka.follow(now_ms)
@@ -209,14 +211,14 @@ def test_a_merge_in_vain_leaves_its_place_rests_and_is_given_up_in_the_end(bench
     assert transaction.reason == f"its records were merged {TIMES_MAX} times, each time in vain: a line was cut"
     bench.group.fold.settle(transaction.id)
     kafka.follow(now_ms)
-    assert not bench.group.merge_retries
+    assert not bench.group.large.retries
 
 
 def test_a_merge_that_takes_as_long_as_its_native_transaction_may_is_refused(bench: Bench, kafka: Kafka) -> None:
     transaction = large(bench, ORDERS)
     for _ in range(2):
         kafka.drain()
-        item = bench.group.preparations[transaction.id]
+        item = bench.group.large.preparations[transaction.id]
         refused = fx.EffectRefusedError(fx.Prepare(item.node, (), item.items), "it took 899 s", code="merge-too-slow")
         kafka.progress[item.node] = PreparationProgress(refused=refused)
         assert transaction.state is State.COMMITTING

@@ -13,14 +13,14 @@ import pytest
 
 from coordinator.tests import sim_actors
 from coordinator.tests.sim_actors import Client, settings_of
+from coordinator.tests.sim_run import GROUP, STREAMS, Run
 from coordinator.tests.sim_truncation import history_of
-from coordinator.tests.test_simulation import GROUP, STREAMS, Run
-from rollbridge_coordinator.procedures import loop
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state import planning
-from rollbridge_coordinator.state.group import GroupState, LeaderSettings
-from rollbridge_coordinator.state.planning import Beside, Round
-from rollbridge_coordinator.state.preparing import is_large
+from rollbridge_coordinator.commit import plan
+from rollbridge_coordinator.commit.plan import Beside, Round, is_large
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core import loop
+from rollbridge_coordinator.core.settings import LeaderSettings
+from rollbridge_coordinator.core.state import GroupState
 
 PLACES = 2
 CLIENTS = 8
@@ -85,7 +85,7 @@ class LargeRun(Run):
         group = self.leaders[-1].group
         if group is None:
             return
-        held = frozenset(item for item in group.preparations if self._is_held(group, item))
+        held = frozenset(item for item in group.large.preparations if self._is_held(group, item))
         waits = next((item for item in group.fold.decided if self._needs_place(group, item)), b"")
         if not held or not waits or (held, waits) != self.since[1:]:
             self.since = self.clock_ms, held, waits
@@ -103,14 +103,14 @@ class LargeRun(Run):
     def _needs_place(self, group: GroupState, identifier: bytes) -> bool:
         transaction = group.fold.decided[identifier]
         return (
-            len(group.preparations) >= PLACES
-            and identifier not in group.preparations
-            and identifier not in group.merge_retries
+            len(group.large.preparations) >= PLACES
+            and identifier not in group.large.preparations
+            and identifier not in group.large.retries
             and transaction.is_complete()
             and is_large(group, transaction)
             and HELD not in transaction.written_streams()
-            and planning.why_waits(group, transaction) is not None
-            and not any(group.faults.get(name) for name in transaction.begin.streams)
+            and plan.why_waits(group, transaction) is not None
+            and not any(group.waits.faults.get(name) for name in transaction.begin.streams)
         )
 
 
@@ -119,6 +119,7 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sim_actors, "settings_of", large_settings)
 
 
+@pytest.mark.long
 def test_no_large_commit_waits_for_native_transactions_on_a_stream_of_others() -> None:
     done = Counter[str]()
     for seed in range(8):
@@ -131,7 +132,7 @@ def test_no_large_commit_waits_for_native_transactions_on_a_stream_of_others() -
 
 
 def test_the_checks_catch_who_keeps_a_place_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = planning.plan_round
+    right = plan.plan_round
 
     def hoard(group: GroupState) -> Round:
         planned = right(group)

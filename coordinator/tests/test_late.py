@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from coordinator.tests.makers import Bench
-from coordinator.tests.test_faults import run
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.late import Forwarding, LateNotes, LateRecord
-from rollbridge.model.names import StreamName
-from rollbridge_coordinator.procedures.late import look_behind
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.group import GroupState
-from rollbridge_coordinator.state.upkeep import GAP_MAX_MS, LateWatch
+from rollbridge.base.effects import AnyEffect, run
+from rollbridge.base.ids import SegmentId
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import even_ranges
+from rollbridge.stream.late import Forwarding, LateNotes, LateRecord
+from rollbridge.stream.names import StreamName
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.bookkeeping import GAP_MAX_MS, LateWatch
+from rollbridge_coordinator.core.state import GroupState
+from rollbridge_coordinator.streams.late import look_behind
 
 S0 = SegmentId.of(0, 0)
 WATCH_MS = 20 * 60 * 1000
@@ -84,17 +84,11 @@ class Answers:
         self.found: bool | None = None
         self.closed: set[str] = set()
 
-    def run(self, procedure: Generator[fx.AnyEffect, Any, None]) -> None:
+    def run(self, procedure: Generator[AnyEffect, Any, None]) -> None:
         """Carry out a procedure."""
-        result: Any = None
-        while True:
-            try:
-                effect = procedure.send(result)
-            except StopIteration:
-                return
-            result = self._answer(effect)
+        run(procedure, self._answer)
 
-    def _answer(self, effect: fx.AnyEffect) -> Any:
+    def _answer(self, effect: AnyEffect) -> Any:
         match effect:
             case fx.StableEnds(topics):
                 return dict.fromkeys(topics, 10)
@@ -159,7 +153,7 @@ def test_records_whose_heir_is_closed_wait_for_the_segment_that_continues_it(gro
     answers.closed.add(heir)
     answers.run(look_behind(group, 0))
     assert notes_of(group) == LateNotes(revision=2), "no record is refused"
-    (work,) = (item.work for item in group.suspended.values())
+    (work,) = (item.work for item in group.waits.pending_changes.values())
     assert (work.streams, work.epoch, work.seal) == (("sales/a",), 2, (1,))  # type: ignore[union-attr]
     assert group.watch.due(10_000) == [("sales/a", S0)], "and it is tried again"
 
@@ -189,7 +183,7 @@ def test_what_nobody_can_read_holds_up_no_other_stream(begun: bool) -> None:
         group.streams["sales/a"].late = LateNotes(forwarding=Forwarding(S0, 6, 10, {SegmentId.of(1, 1): 0}))
     answers = Answers(set(), "")
 
-    def answer(effect: fx.AnyEffect) -> Any:
+    def answer(effect: AnyEffect) -> Any:
         if isinstance(effect, fx.ReadLate | fx.FindLate) and "sales.a" in str(effect):
             raise fx.EffectRefusedError(effect, "a batch does not parse", code="corrupt-data")
         return answers._answer(effect)

@@ -18,14 +18,15 @@ from coordinator.tests.sim_actors import Leader, scale_request
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
 from rollbridge.errors import RollbridgeError
-from rollbridge.model import paths
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.records import CreateNode, Group, NodeOperation, StreamConfig, StreamState
-from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.faults import StaleStateError
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import CreateNode, Group, NodeOperation
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.stream.config import StreamConfig, StreamState
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeySpace
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.waits import StaleStateError
 
 GROUP = GroupName("sales")
 ORDERS = StreamName("sales", "orders")
@@ -54,7 +55,8 @@ class PausedLeader(Leader):
             if isinstance(self.effect, fx.DeleteTopics) and "deletes-by-name" not in self.world.faults:
                 topics, known = self.world.topics, self.ids
                 same = [name for name in self.effect.topics if name in topics and topics[name].id == known.get(name)]
-                self.effect = fx.DeleteTopics(same)
+                assert self.under_way is not None
+                self.under_way.effect = fx.DeleteTopics(same)
         super().step(clock_ms, rng)
         if not isinstance(self.effect, ADMIN):
             self.ids = None

@@ -16,19 +16,19 @@ from typing import Any
 import pytest
 
 from coordinator.tests.sim_term import assert_noticed
+from coordinator.tests.sim_unled import GROUP, STREAMS, Run
 from coordinator.tests.sim_world import Topic
-from coordinator.tests.test_unled_simulation import GROUP, STREAMS, Run
+from rollbridge.base.effects import Steps
+from rollbridge.base.errors import CorruptDataError
+from rollbridge.base.ids import TransactionId
+from rollbridge.commitlog.control import ControlKind, ControlRecord
+from rollbridge.commitlog.outcomes import EndedIds
 from rollbridge.errors import ZooKeeperOutdatedError
-from rollbridge.model import paths
-from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.ended import EndedIds
-from rollbridge.model.errors import CorruptDataError
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.journal import RepairStep, begin_log, split
-from rollbridge.model.records import ControllerEpoch, Group
-from rollbridge_coordinator.procedures import commit_log, takeover
-from rollbridge_coordinator.state.effects import Steps
-from rollbridge_coordinator.state.group import GroupState
+from rollbridge.metadata import paths
+from rollbridge.metadata.journal import RepairStep, begin_log, split
+from rollbridge.metadata.records import ControllerEpoch, Group
+from rollbridge_coordinator.core.state import GroupState
+from rollbridge_coordinator.history import commit_log, takeover
 
 LOG = GROUP.commit_log_topic
 
@@ -160,6 +160,9 @@ EMPTIED: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 }
 
 
+@pytest.mark.long_cases(
+    "what is on record is open", "what a part of the log would tell is not missed", "nobody asks what is remembered"
+)
 @pytest.mark.parametrize("name", EMPTIED)
 def test_the_simulation_finds_what_comes_of_an_emptied_log(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     EMPTIED[name](monkeypatch)
@@ -191,6 +194,7 @@ SKIPPED = {
 }
 
 
+@pytest.mark.long_cases("buffers stay")
 @pytest.mark.parametrize("name", SKIPPED)
 def test_the_simulation_finds_a_repair_that_skips_a_step(name: str) -> None:
     assert_noticed(lambda seed: LogRun(seed, lambda step: not step.what.startswith(SKIPPED[name])).go(), range(12))
@@ -202,5 +206,5 @@ def test_a_zookeeper_from_before_a_log_was_begun_anew_is_refused() -> None:
     known = Group.from_json(run.world.nodes[path])
     run.world.nodes[path] = replace(known, commit_log_topic_id="former").to_json()
     run.take_over()
-    with pytest.raises(ZooKeeperOutdatedError, match="was begun anew"):
+    with pytest.raises(ZooKeeperOutdatedError, match="was created again"):
         run.until(lambda: run.leader.step(run.clock_ms, run.rng), 1_000)

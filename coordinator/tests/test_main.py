@@ -7,17 +7,20 @@ import logging
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 import rollbridge_coordinator.__main__ as entry
-from rollbridge.errors import ConfigError
+from rollbridge.errors import AuthenticationError, ConfigError, KafkaUnavailableError, UnavailableError
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.shell.interpreter import Hook
+from rollbridge_coordinator.core.interpreter import Hook
+from rollbridge_coordinator.daemon import main
+from rollbridge_coordinator.daemon.main import Arrival, StoppedWaitingError
 
+SPARE_COLLECTOR = entry.spare_collector
 ADDRESSES = ["--bootstrap-servers", "broker:9093", "--zookeeper", "zk:2181"]
 
 
@@ -30,8 +33,9 @@ def _own_hooks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _collector() -> Iterator[None]:
-    """Python's collector works as before afterwards: the process is the tests' own."""
+def _collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Python's collector works as before afterwards: the process is the tests' own, and a collection takes seconds."""
+    monkeypatch.setattr(entry, "spare_collector", lambda: None)
     before = gc.get_threshold()
     yield
     gc.unfreeze()
@@ -69,7 +73,10 @@ def test_security_comes_from_the_environment(seen: list[CoordinatorSettings]) ->
     assert (settings.zookeeper_root, settings.security) == ("/other", {"security.protocol": "SSL"})
 
 
-def test_the_collector_is_not_to_look_at_what_stays(seen: list[CoordinatorSettings]) -> None:
+def test_the_collector_is_not_to_look_at_what_stays(
+    seen: list[CoordinatorSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry, "spare_collector", SPARE_COLLECTOR)
     gc.unfreeze()
     assert CliRunner().invoke(entry.main, ADDRESSES).exit_code == 0
     assert seen
@@ -176,81 +183,152 @@ def test_a_switch_is_true_or_false(seen: list[CoordinatorSettings]) -> None:
     assert not seen
 
 
-def test_whoever_does_not_answer_it_ends() -> None:
-    """Asked to end while it waits for a server that never comes back."""
-    program = """
+def ended(run: str, *, is_serving: bool = True, more: str = "") -> subprocess.CompletedProcess[str]:
+    """What becomes of a process whose coordinator does this."""
+    program = f"""
 import os, signal, threading
 import rollbridge_coordinator.__main__ as entry
-from rollbridge_coordinator.shell import daemon
+from rollbridge_coordinator.daemon import main as daemon
 
-class Stuck:
-    is_serving = True
+class Played:
+    is_serving = {is_serving}
     def __init__(self, settings, hook):
-        pass
+        self.stopping = threading.Event()
     def run(self):
-        os.kill(os.getpid(), signal.SIGTERM)
-        while True:
-            threading.Event().wait()
+        {run}
     def stop(self):
-        pass
+        self.stopping.set()
 
-entry.Daemon, daemon.END_AT_LATEST_S = Stuck, 0.1
+entry.Daemon = Played
+{more}
 entry.main()
 """
-    ended = subprocess.run([sys.executable, "-c", program, *ADDRESSES], capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
-    assert "has kept this coordinator from ending" in ended.stderr
+    found = subprocess.run([sys.executable, "-c", program, *ADDRESSES], capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+    return found
+
+
+STUCK = """os.kill(os.getpid(), signal.SIGTERM)
+        while True:
+            threading.Event().wait()"""
+
+
+def test_whoever_does_not_answer_it_ends() -> None:
+    """Asked to end while it waits for a server that never comes back."""
+    assert "has delayed the stop of this coordinator" in ended(STUCK, more="daemon.END_AT_LATEST_S = 0.1").stderr
 
 
 @pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 def test_a_signal_finds_it_in_whatever_it_does(number: str) -> None:
     """It comes while the main thread holds the lock of the very event that tells it to end."""
-    program = f"""
-import os, signal, threading
-import rollbridge_coordinator.__main__ as entry
-
-class Waiting:
-    is_serving = True
-    def __init__(self, settings, hook):
-        self.stopping = threading.Event()
-    def run(self):
-        with self.stopping._cond:  # as at the beginning and at the end of its wait()
+    found = ended(
+        f"""with self.stopping._cond:  # as at the beginning and at the end of its wait()
             os.kill(os.getpid(), signal.{number})
             for _ in range(1000):
                 pass  # handlers run in the main thread, between two instructions
         self.stopping.wait()
         print("ended in good order")
-        return True
-    def stop(self):
-        self.stopping.set()
-
-entry.Daemon = Waiting
-entry.main()
-"""
-    ended = subprocess.run([sys.executable, "-c", program, *ADDRESSES], capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
-    assert "ended in good order" in ended.stdout
+        return True"""
+    )
+    assert "ended in good order" in found.stdout
 
 
 def test_one_that_serves_nothing_yet_ends_at_once() -> None:
     """It waits for servers that may not be there for long, and has nothing to hand over."""
-    program = """
-import os, signal, threading
-import rollbridge_coordinator.__main__ as entry
+    ended(STUCK, is_serving=False)
 
-class Starting:
-    is_serving = False
-    def __init__(self, settings, hook):
-        pass
-    def run(self):
-        os.kill(os.getpid(), signal.SIGTERM)
-        while True:
-            threading.Event().wait()
-    def stop(self):
-        pass
 
-entry.Daemon = Starting
-entry.main()
-"""
-    ended = subprocess.run([sys.executable, "-c", program, *ADDRESSES], capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0, ended.stderr
+# A coordinator that waits at its start for servers: what it says, and what ends it.
+
+
+KAFKA = "Kafka at broker:9092"
+
+
+class Pauses(threading.Event):
+    """An event that makes time pass instead of waiting for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 1_000.0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Let the pause pass."""
+        assert timeout is not None
+        self.now_s += timeout
+        return self.is_set()
+
+
+def failing(times: int, then: Callable[[], str] = lambda: "there") -> Callable[[], str]:
+    """An attempt that fails at first."""
+    left = iter(range(times))
+
+    def attempt() -> str:
+        if next(left, None) is None:
+            return then()
+        raise KafkaUnavailableError("no broker answers")
+
+    return attempt
+
+
+@pytest.fixture
+def pauses() -> Pauses:
+    return Pauses()
+
+
+def waiting(pauses: Pauses, wait_s: float = main.FOR_EVER) -> Arrival:
+    return Arrival(wait_s, pauses, lambda: pauses.now_s)
+
+
+def test_servers_that_answer_at_once_are_not_spoken_of(pauses: Pauses, caplog: pytest.LogCaptureFixture) -> None:
+    assert waiting(pauses).until(KAFKA, failing(0)) == "there"
+    assert not caplog.records
+
+
+def test_it_waits_and_says_so_once_and_then_each_minute(pauses: Pauses, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    present = waiting(pauses)
+    seen: list[str] = []
+
+    def found() -> str:
+        seen.append(present.waits_for)
+        return "there"
+
+    assert present.until(KAFKA, failing(200, found)) == "there"
+    took_s = pauses.now_s - 1_000
+    assert took_s > 5 * main.TOLD_S
+    *waits, answers = [record.getMessage() for record in caplog.records]
+    assert took_s // main.TOLD_S <= len(waits) <= took_s // main.TOLD_S + 1
+    assert waits[0].startswith("coordinator.waiting: waits for Kafka at broker:9092 since 0 s: no broker answers")
+    assert 'coordinator.connected to="Kafka at broker:9092" waited_s=' in answers
+    assert "waits for Kafka at broker:9092 since" in seen[0], "what /healthz shows meanwhile"
+    assert present.waits_for == ""
+
+
+@pytest.mark.parametrize("wait_s", [0, 30])
+def test_the_last_error_is_told_when_the_time_is_up(pauses: Pauses, wait_s: float) -> None:
+    with pytest.raises(UnavailableError, match="no broker answers"):
+        waiting(pauses, wait_s).until(KAFKA, failing(10_000))
+    assert wait_s <= pauses.now_s - 1_000 <= wait_s + main.PAUSE_MAX_S
+
+
+def test_the_time_counts_for_all_servers_together(pauses: Pauses) -> None:
+    present = waiting(pauses, 30)
+    present.until("ZooKeeper", failing(5))
+    with pytest.raises(UnavailableError):
+        present.until(KAFKA, failing(10_000))
+    assert pauses.now_s - 1_000 <= 30 + main.PAUSE_MAX_S
+
+
+def test_whoever_is_to_end_waits_no_longer(pauses: Pauses) -> None:
+    pauses.set()
+    with pytest.raises(StoppedWaitingError, match="asked to end while it waited for Kafka"):
+        waiting(pauses).until(KAFKA, failing(10_000))
+
+
+def test_what_waiting_cannot_mend_ends_it_at_once(pauses: Pauses) -> None:
+    def refused() -> str:
+        raise AuthenticationError("refused our credentials")
+
+    with pytest.raises(AuthenticationError):
+        waiting(pauses).until(KAFKA, refused)
+    assert pauses.now_s == 1_000

@@ -17,18 +17,15 @@ from prometheus_client.parser import text_string_to_metric_families as parsed
 
 import rollbridge_coordinator
 from coordinator.tests.makers import Bench, text_of, values_of, view_of
+from coordinator.tests.metric_makers import commit
+from rollbridge.base.metrics import Family, FamilyKind, Histogram, Sample, Spent
+from rollbridge.buffer.frames import FrameHeader, FrameKind
+from rollbridge.buffer.table import AbortCause, Rejection, State
+from rollbridge.metadata.requests import RequestKind
 from rollbridge.metrics import SampleCollector, exposed
-from rollbridge.model.frames import FrameHeader, FrameKind
-from rollbridge.model.metrics import Family, FamilyKind, Histogram, Sample, Spent
-from rollbridge.model.requests import RequestKind
-from rollbridge.model.transaction import AbortCause, Drop, State
-from rollbridge_coordinator.procedures.merge import merge_direct
-from rollbridge_coordinator.shell.vitals import RequestTimes
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state import families
-from rollbridge_coordinator.state.families import COUNTS, FAMILIES, leader_samples, standby_samples
-from rollbridge_coordinator.state.group import HeldRoll, Wait
-from rollbridge_coordinator.state.metrics import (
+from rollbridge_coordinator.core import metric_samples
+from rollbridge_coordinator.core.metric_samples import COUNTS, FAMILIES, leader_samples, standby_samples
+from rollbridge_coordinator.core.metrics import (
     Answered,
     BufferSizes,
     CommitPath,
@@ -37,6 +34,8 @@ from rollbridge_coordinator.state.metrics import (
     Warmth,
     survey,
 )
+from rollbridge_coordinator.core.waits import ChangeKind, PendingRoll, Wait
+from rollbridge_coordinator.daemon.health import RequestTimes
 
 ORDERS, AUDIT = "sales/orders", "sales/audit"
 GROUP = "sales/default"
@@ -49,27 +48,6 @@ NUMBERS = (
 )  # fmt: skip
 
 
-def commit(bench: Bench, *transactions: Any, committed_ms: int = 5_000) -> list[str]:
-    """Merge a round on brokers that do as they are told; gives the effects."""
-    done: list[str] = []
-    procedure = merge_direct(bench.group, transactions, bench.clock_ms)
-    answer: Any = None
-    while True:
-        try:
-            effect = procedure.send(answer)
-        except StopIteration:
-            return done
-        done.append(type(effect).__name__)
-        match effect:
-            case fx.MergeFrames(items) | fx.AppendTogether(items):
-                offsets = list(range(len(items)))
-                answer = offsets if isinstance(effect, fx.MergeFrames) else (offsets, [0])
-            case fx.AppendControl(_, records):
-                answer = list(range(len(records)))
-            case fx.CommitRound():
-                answer = committed_ms
-
-
 def test_each_family_has_a_name_of_its_own_with_a_unit_and_says_what_it_means() -> None:
     names = [family.name for family in FAMILIES]
     assert len(set(names)) == len(names)
@@ -78,11 +56,11 @@ def test_each_family_has_a_name_of_its_own_with_a_unit_and_says_what_it_means() 
         assert family.about.endswith("."), family
         assert family.name.startswith("rollbridge_")
         assert (family.kind is FamilyKind.COUNTER) == (
-            family.name.endswith("_total") and family is not families.SEGMENTS
+            family.name.endswith("_total") and family is not metric_samples.SEGMENTS
         ), f"{family.name}: PIP-196 calls a gauge so, nothing else is"
         short = family.name.removeprefix("rollbridge_")
         assert short.endswith(UNITS) or short in NUMBERS, family
-    declared = {item for item in vars(families).values() if isinstance(item, Family)}
+    declared = {item for item in vars(metric_samples).values() if isinstance(item, Family)}
     assert declared <= set(FAMILIES), "each is served, and in a table of the docs"
 
 
@@ -107,7 +85,7 @@ def test_counters_are_there_before_their_first_event() -> None:
     wanted = {
         *((f"{name}_total", GROUP) for name in COUNTS),
         *(("transactions_aborted_total", GROUP, cause) for cause in AbortCause),
-        *(("frames_dropped_total", GROUP, reason) for reason in Drop),
+        *((f"frames_{name}_total", GROUP, reason) for name in ("rejected", "dropped") for reason in Rejection),
         *(("admin_requests_total", GROUP, kind, result) for kind in RequestKind for result in Answered),
         *((f"stream_committed_{what}_total", GROUP, name) for what in ("records", "bytes") for name in (ORDERS, AUDIT)),
         *(
@@ -140,7 +118,13 @@ def test_every_sample_of_a_leader_is_of_a_declared_family_with_its_labels() -> N
     seen = [(sample.family.name, sample.labels) for sample in samples]
     assert len(set(seen)) == len(seen)
     missing = {family.name for family in FAMILIES} - {sample.family.name for sample in samples}
-    others = {*families.OF_COORDINATOR, *families.OF_STANDBY, families.ERROR, families.ADOPTED, families.READINGS_AGE}
+    others = {
+        *metric_samples.OF_COORDINATOR,
+        *metric_samples.OF_STANDBY,
+        metric_samples.ERROR,
+        metric_samples.ADOPTED,
+        metric_samples.READINGS_AGE,
+    }
     assert missing == {family.name for family in others}
 
 
@@ -149,7 +133,7 @@ def test_what_clients_call_themselves_is_cut_and_can_be_left_out() -> None:
     first = bench.begin(ORDERS, client="c" * 100)
     samples = list(leader_samples(bench.group, view_of(bench.group)))
     assert values_of(samples)["oldest_transaction_info", GROUP, str(first), "c" * 63 + "…", ""] == 1
-    left = list(families.without_texts(samples))
+    left = list(metric_samples.without_texts(samples))
     assert values_of(left)["oldest_transaction_info", GROUP, str(first), "", ""] == 1
     assert len(left) == len(samples)
 
@@ -253,11 +237,11 @@ def test_lag_is_told_in_messages_and_time() -> None:
 def test_what_changes_wait_for_is_told_but_not_what_gathers() -> None:
     bench = Bench({ORDERS: 1})
     obstacle: Any = object()
-    bench.group.held["request-1"] = Wait(3_000, 9_000, frozenset())
-    bench.group.held_rolls[(ORDERS,)] = HeldRoll(Wait(2_000, 9_000, frozenset({obstacle})))
-    bench.group.held_rolls[(AUDIT,)] = HeldRoll(Wait(1_000, 9_000, frozenset()))
+    bench.group.waits.held["request-1"] = Wait(3_000, 9_000, frozenset())
+    bench.group.waits.held_rolls[(ORDERS,)] = PendingRoll(Wait(2_000, 9_000, frozenset({obstacle})))
+    bench.group.waits.held_rolls[(AUDIT,)] = PendingRoll(Wait(1_000, 9_000, frozenset()))
     values = values_of(leader_samples(bench.group, view_of(bench.group, 5_000)))
-    assert [values["waiting_changes", GROUP, kind] for kind in families.CHANGES] == [1, 1]
+    assert [values["waiting_changes", GROUP, kind] for kind in ChangeKind] == [1, 1]
     assert values["longest_wait_seconds", GROUP] == 3
 
 
@@ -295,7 +279,7 @@ def test_the_metrics_of_several_groups_and_standbys_are_one_family_each() -> Non
 def test_prometheus_reads_what_is_served() -> None:
     bench = Bench({ORDERS: 1})
     label = 'a "b"\\\n'
-    samples = [*leader_samples(bench.group, view_of(bench.group)), Sample(families.INFO, (label, "1.0"), 1)]
+    samples = [*leader_samples(bench.group, view_of(bench.group)), Sample(metric_samples.INFO, (label, "1.0"), 1)]
     collector = SampleCollector(lambda: samples, FAMILIES)
     plain = {family.name: family for family in parsed("\n".join(text_of(samples)) + "\n")}
     written = openmetrics.generate_latest(collector).decode()  # type: ignore[no-untyped-call]
@@ -303,7 +287,7 @@ def test_prometheus_reads_what_is_served() -> None:
     modern = {family.name: family for family in read}
     assert plain.keys() <= modern.keys()
     for family in FAMILIES:
-        name = family.name if family is families.SEGMENTS else family.name.removesuffix("_total")
+        name = family.name if family is metric_samples.SEGMENTS else family.name.removesuffix("_total")
         assert (modern[name].type, modern[name].documentation) == (family.kind.value, family.about)
     [about] = plain["rollbridge_coordinator_info"].samples
     assert about.labels["name"] == label

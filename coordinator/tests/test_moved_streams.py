@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from coordinator.tests.scenes import OTHER, Scene
 from coordinator.tests.sim_actors import stream_config
-from coordinator.tests.test_refused_rolls import GROUP, OTHER, Scene
-from rollbridge.model import paths
-from rollbridge.model.changes import STREAM_MOVED, StreamFault
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
-from rollbridge.model.requests import AdminRequest, RequestKind
+from rollbridge.base.ids import SegmentId
+from rollbridge.metadata import paths
+from rollbridge.metadata.changes import STREAM_MOVED, StreamFault
+from rollbridge.metadata.requests import RequestKind
+from rollbridge.stream.names import StreamName
 
 MOVED = StreamName("sales", "moved")
 
@@ -24,8 +23,7 @@ class MovedScene(Scene):
 
     def __init__(self, **left: Any) -> None:
         super().__init__()
-        self.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(MOVED), segments=1, created_ms=0))
-        self.until(lambda: paths.stream(MOVED) in self.world.nodes)
+        self.create(MOVED)
         config = replace(stream_config(self.world, MOVED), **left)
         if config.moves:
             del self.world.topics[MOVED.buffer_topic()]
@@ -33,15 +31,6 @@ class MovedScene(Scene):
         self.buffer = config.buffer_topic
         self.world.nodes[paths.stream(MOVED)] = config.to_json()
         self.take_over()
-
-    def answer(self, kind: RequestKind) -> dict[str, Any]:
-        """Return the answer to a request about the stream."""
-        before = set(self.world.children(paths.answers(GROUP)))
-        self.ask(AdminRequest(kind=kind, stream=str(MOVED), seal=(0,), ranges=((0.0, 1.0),), created_ms=0))
-        self.until(lambda: len(set(self.world.children(paths.answers(GROUP))) - before) == 1)
-        (name,) = set(self.world.children(paths.answers(GROUP))) - before
-        found: dict[str, Any] = json.loads(self.world.nodes[f"{paths.answers(GROUP)}/{name}"])
-        return found
 
 
 @pytest.mark.parametrize("left", [{"moves": 2}, {"moving_to": "audit"}], ids=["moved", "in the middle"])
@@ -53,10 +42,10 @@ def test_a_stream_that_was_moved_is_refused_by_name_and_the_rest_is_led(left: di
     scene.take_over()
     scene.others_go_on()
     assert StreamFault.from_json(scene.world.nodes[paths.stream_fault(MOVED)]) == fault, "it is noted once"
-    refused = scene.answer(RequestKind.SCALE_STREAM)
-    assert not refused["ok"]
-    assert str(MOVED) in refused["message"]
-    assert scene.answer(RequestKind.DELETE_STREAM)["ok"]
+    refused = scene.answer(RequestKind.SCALE_STREAM, MOVED, seal=(0,), ranges=((0.0, 1.0),))
+    assert not refused.ok
+    assert str(MOVED) in refused.message
+    assert scene.answer(RequestKind.DELETE_STREAM, MOVED).ok
     assert not {scene.buffer, MOVED.segment_topic(SegmentId.of(0, 0))} & scene.world.topics.keys()
     assert paths.stream_fault(MOVED) not in scene.world.nodes
     scene.others_go_on()

@@ -11,16 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.tests.makers import Bench
+from rollbridge.base.ids import EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, Epoch, SegmentId, TransactionId
+from rollbridge.buffer.frames import STREAMS_MAX
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model import paths
-from rollbridge.model.changes import ID_BYTES, NODE_BYTES, CommittingTransactions, EpochTransition, Roll
-from rollbridge.model.epochs import EpochCause, EpochHistory, EpochRecord
-from rollbridge.model.frames import STREAMS_MAX
-from rollbridge.model.ids import EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, Epoch, SegmentId, TransactionId
-from rollbridge.model.keyspace import KeyRange, even_ranges
-from rollbridge.model.late import NOTED_MAX, LateNotes
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import (
+from rollbridge.metadata import paths
+from rollbridge.metadata.changes import ID_BYTES, NODE_BYTES, CommittingTransactions, EpochTransition, Roll
+from rollbridge.metadata.records import (
     SEGMENTS_MAX,
     CreateNode,
     Mark,
@@ -30,12 +26,16 @@ from rollbridge.model.records import (
     bytes_of_epoch,
     check_segments,
 )
-from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge.model.segment_graph import Segment
-from rollbridge_coordinator.procedures.retention import REMOVED_BYTES
-from rollbridge_coordinator.state.group import LeaderSettings
-from rollbridge_coordinator.state.planning import ROLL_BYTES_MAX, RollingRound, plan_round
-from rollbridge_coordinator.state.upkeep import marks_that_fit
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.stream.epochs import EpochCause, EpochHistory, EpochRecord
+from rollbridge.stream.keyspace import KeyRange, even_ranges
+from rollbridge.stream.late import NOTED_MAX, LateNotes
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge.stream.segment_graph import Segment
+from rollbridge_coordinator.commit.plan import ROLL_BYTES_MAX, RollingRound, plan_round
+from rollbridge_coordinator.core.bookkeeping import marks_that_fit
+from rollbridge_coordinator.core.settings import LeaderSettings
+from rollbridge_coordinator.streams.retention import REMOVED_BYTES
 
 LONG_MAX = (1 << 63) - 1
 ZOOKEEPER_BYTES = 1024 * 1024

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from coordinator.tests.benches import INDEXES, STREAMS, Bench
 from coordinator.tests.sim_actors import settings_of
-from coordinator.tests.test_snapshots import INDEXES, STREAMS, Bench
-from rollbridge.model.ongoing import TRANSACTION_BYTES, decode_ongoing, is_ongoing, ongoing_keys
-from rollbridge_coordinator.state import group as ongoing
-from rollbridge_coordinator.state.metrics import Op
-from rollbridge_coordinator.state.snapshots import PartitionSnapshots
+from rollbridge.buffer.replay import TRANSACTION_BYTES, decode_ongoing, is_ongoing, ongoing_keys
+from rollbridge_coordinator.core import state as ongoing
+from rollbridge_coordinator.core.metrics import Op
+from rollbridge_coordinator.history.snapshot_plan import PartitionSnapshots
 
 LONG = 9
 PARTITION = (STREAMS[0].buffer_topic(), 0)

@@ -4,119 +4,39 @@ from __future__ import annotations
 
 import tracemalloc
 from dataclasses import replace
-from typing import Any, TypeVar
 
 import pytest
 
-from coordinator.tests.makers import GROUP, Bench
-from coordinator.tests.sim_world import World
+from coordinator.tests.makers import GROUP
+from coordinator.tests.outcome_makers import ORDERS, House
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import FrameHeader, FrameKind
+from rollbridge.buffer.table import State
+from rollbridge.commitlog.outcomes import GONE
 from rollbridge.errors import (
     InvalidRequestError,
     OutcomeExpiredError,
     TransactionNotFoundError,
     TransactionPreserverClosedError,
 )
-from rollbridge.model import paths
-from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.cooperative import JointState, JointWork, SharedSession
-from rollbridge.model.frames import FrameHeader, FrameKind
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.outcomes import GONE
-from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.records import ClientSession, Group
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge.model.sessions import HOUR_MS as LOOK_AGAIN_MS
-from rollbridge.model.sessions import KEPT_OF_OTHERS_MS
-from rollbridge.model.transaction import State
-from rollbridge_coordinator.procedures.outcomes import Outcomes, adopt, coalescing, forget_expired, open_preserver
-from rollbridge_coordinator.procedures.requests import answer_questions, handle_requests, put_question
-from rollbridge_coordinator.procedures.sessions import forget_sessions, load_sessions
-from rollbridge_coordinator.state.effects import CommitRound, ReadChildren, ReadNodes, Steps
-from rollbridge_coordinator.state.group import GroupState, LeaderSettings
-from rollbridge_coordinator.state.preserver import Absence
-from rollbridge_coordinator.state.sessions import SearchStage
+from rollbridge.metadata import paths
+from rollbridge.metadata.client_sessions import HOUR_MS as LOOK_AGAIN_MS
+from rollbridge.metadata.client_sessions import (
+    KEPT_OF_OTHERS_MS,
+    ClientSession,
+    CooperativeState,
+    CooperativeWork,
+    SharedSession,
+)
+from rollbridge.metadata.records import Group
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge_coordinator.commit.outcome_store import Absence
+from rollbridge_coordinator.commit.outcomes import coalescing, forget_expired
+from rollbridge_coordinator.core.effects import ReadChildren, ReadNodes
+from rollbridge_coordinator.core.requests import answer_questions, handle_requests
+from rollbridge_coordinator.history.sessions import load_sessions
 
-T = TypeVar("T")
-ORDERS = "sales/orders"
 HOUR_MS = 3_600_000
-
-
-class House:
-    """A world with one group whose leader knows what :class:`Bench` feeds it."""
-
-    def __init__(self) -> None:
-        self.world = World()
-        self.world.identity = self.world.controller_epoch = 1
-        for path in (paths.requests(GROUP), paths.answers(GROUP), paths.sessions(GROUP), paths.TRANSACTION_COUNTER):
-            self.world.ensure(path)
-        self.world.create(GROUP.commit_log_topic)
-        self.world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
-        self.world.nodes[paths.TRANSACTION_COUNTER] = b"5001"
-        self.bench = Bench({ORDERS: 1})
-        self.world.create("sales.orders.transaction-buffer")
-
-    @property
-    def group(self) -> GroupState:
-        return self.bench.group
-
-    def do(self, steps: Steps[T]) -> T:
-        """Carry out a procedure."""
-        result: Any = None
-        while True:
-            try:
-                effect = steps.send(result)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            result = self.world.execute(effect, 1)
-
-    def search(self, now_ms: int) -> None:
-        """Look for sessions that nobody needs, to the end of the search."""
-        self.do(forget_sessions(self.group, now_ms))
-        while self.group.sessions.stage is not SearchStage.REST:
-            self.do(forget_sessions(self.group, now_ms))
-
-    def open(self, **settings: int) -> None:
-        """Begin a term."""
-        self.group.settings = replace(LeaderSettings(), **settings)  # type: ignore[arg-type]
-        self.group.preserver, _ = self.do(open_preserver(GROUP, self.group.settings, -1))
-        self.group.log_end = None
-        known = Group.from_json(self.world.nodes[paths.group(GROUP)])
-        if not known.commit_log_topic_id:
-            self.world.nodes[paths.group(GROUP)] = Group(GROUP, 0, "log", known.terminated_topic_id).to_json()
-
-    def end(self, *transactions: BufferedTransaction, at_ms: int = 1_000) -> None:
-        """Log outcomes as the leader does."""
-        records = [
-            ControlRecord(
-                item.transaction_id,
-                ControlKind.COMMIT if item.state is State.COMMITTING else ControlKind.ABORT,
-                item.begin.client_name,
-                0,
-                at_ms,
-                1,
-                reason=item.reason,
-            )
-            for item in transactions
-        ]
-        self.do(Outcomes(self.group, transactions).append(records))
-        self.do(iter(CommitRound()))
-        adopt(self.group)
-        for item in transactions:
-            self.group.fold.settle(item.id)
-
-    def ask(self, **what: Any) -> AdminAnswer | None:
-        """Ask a question; None while there is no answer."""
-        request = AdminRequest(created_ms=0, **{"kind": RequestKind.LOOK_UP, **what})
-        path = self.world.request(GROUP, request.to_json())
-        self.do(put_question(self.group, path.rpartition("/")[2], request))
-        return self.answer(path)
-
-    def answer(self, path: str = "") -> AdminAnswer | None:
-        self.do(answer_questions(self.group, 0))
-        names = self.world.children(paths.answers(GROUP))
-        raw = self.world.nodes.pop(path or f"{paths.answers(GROUP)}/{names[-1]}", None) if path or names else None
-        return None if raw is None else AdminAnswer.from_json(raw)
 
 
 @pytest.fixture
@@ -131,8 +51,8 @@ def topic_id(house: House) -> str:
 
 
 def test_a_new_group_has_forgotten_nothing_and_notes_its_topic(house: House) -> None:
-    assert house.group.preserver is not None
-    assert house.group.preserver.gone_below == 0
+    assert house.group.outcome_store is not None
+    assert house.group.outcome_store.gone_below == 0
     assert topic_id(house) == house.world.topics[GROUP.terminated_topic].id
 
 
@@ -142,11 +62,11 @@ def test_the_next_leader_remembers_what_the_one_before_did(house: House) -> None
     third = house.bench.one(ORDERS, 0)
     house.end(third)
     assert coalescing(house.group) == 1.0
-    before = house.group.preserver
+    before = house.group.outcome_store
     house.open()
     assert before is not None
-    assert house.group.preserver is not None
-    assert house.group.preserver.contents() == before.contents()
+    assert house.group.outcome_store is not None
+    assert house.group.outcome_store.contents() == before.contents()
     positions = [item.position for items in before.contents().values() for item in items]
     assert sorted(positions) == [0, 1, 3], "a marker stands between the rounds"
 
@@ -159,13 +79,13 @@ def test_a_round_counts_what_it_appends_and_what_it_writes(house: House) -> None
 
 def test_a_position_that_was_foretold_wrongly_is_put_right_in_the_same_round(house: House) -> None:
     house.end(house.bench.one(ORDERS, 0))
-    house.group.log_end = 77
+    house.group.predictor.log_end = 77
     item = house.bench.one(ORDERS, 0)
     house.end(item)
     house.open()
     assert house.group.counts["preserver_repeated"] == 1
-    assert house.group.preserver is not None
-    found = house.group.preserver.find(item.transaction_id)
+    assert house.group.outcome_store is not None
+    found = house.group.outcome_store.find(item.transaction_id)
     assert not isinstance(found, Absence)
     assert found[1].position == 2
 
@@ -174,7 +94,7 @@ def test_switched_off_nobody_tells_and_what_ended_meanwhile_is_forgotten_and_not
     before = house.bench.one(ORDERS, 0)
     house.end(before)
     house.open(transaction_meta_persist_count=0)
-    assert house.group.preserver is None
+    assert house.group.outcome_store is None
     assert topic_id(house) == ""
     meanwhile = house.bench.one(ORDERS, 0)
     house.end(meanwhile)
@@ -206,28 +126,28 @@ def test_memory_that_is_lost_is_forgotten_and_not_denied(
     if damage == "made again":
         house.world.create(topic)
     house.open()
-    assert house.group.preserver is not None
-    assert house.group.preserver.gone_below == 5001
+    assert house.group.outcome_store is not None
+    assert house.group.outcome_store.gone_below == 5001
     assert {"corrupt": "cannot be read", "newer": "has version 2"}.get(damage, "forgotten") in caplog.text
     assert topic_id(house) == house.world.topics[topic].id
     house.open()
-    assert house.group.preserver is not None
-    assert house.group.preserver.gone_below == 5001
+    assert house.group.outcome_store is not None
+    assert house.group.outcome_store.gone_below == 5001
 
 
 def test_what_is_due_is_forgotten_at_intervals(house: House) -> None:
     house.end(house.bench.one(ORDERS, 0), at_ms=0)
     group = house.group
     house.do(forget_expired(group, 300_000))
-    assert group.preserver is not None
-    assert len(group.preserver) == 1
+    assert group.outcome_store is not None
+    assert len(group.outcome_store) == 1
     house.do(forget_expired(group, 72 * HOUR_MS))
-    assert len(group.preserver) == 0
+    assert len(group.outcome_store) == 0
     assert group.counts["preserver_expired"] == 1
     assert list(house.world.latest(GROUP.terminated_topic)) == [GONE.encode()]
     house.end(house.bench.one(ORDERS, 0), at_ms=0)
     house.do(forget_expired(group, 72 * HOUR_MS + 299_999))
-    assert len(group.preserver) == 1, "it is not looked again so soon"
+    assert len(group.outcome_store) == 1, "it is not looked again so soon"
 
 
 def test_an_answer_waits_for_what_was_in_the_buffers(house: House) -> None:
@@ -259,7 +179,7 @@ def test_an_answer_waits_for_the_outcome_of_what_is_decided(house: House) -> Non
     ]
     assert [answer.ok for answer in answers] == [True] * 3
     assert [[found.state for found in answer.transactions] for answer in answers] == [[State.COMMITTED], [], []]
-    assert not house.group.questions
+    assert not house.group.waits.questions
 
 
 def test_an_answer_that_fits_into_no_node_is_refused_and_does_no_harm(house: House) -> None:
@@ -282,23 +202,25 @@ def test_a_request_that_can_not_be_removed_is_looked_at_once_and_others_are_answ
     for _ in range(3):
         house.do(handle_requests(house.group, 0))
         assert house.group.counts["requests_refused"] == 1
-        assert house.group.unanswered == {name}
+        assert house.group.waits.unanswered == {name}
         assert house.ask(owner="c") is not None
     house.world.nodes.pop(f"{stuck}/child")
     house.world.nodes.pop(stuck)
     house.do(handle_requests(house.group, 0))
-    assert not house.group.unanswered
+    assert not house.group.waits.unanswered
 
 
 def test_sessions_are_known_to_the_next_leader_and_forgotten_in_the_end(house: House) -> None:
     for name, registered_ms in (("old", 0), ("busy", 0), ("new", KEPT_OF_OTHERS_MS)):
         house.world.ensure(paths.session(GROUP, name))
         house.world.nodes[paths.session(GROUP, name)] = ClientSession(name, 7, registered_ms).to_json()
-    work = JointWork(series="q", number=1, transaction=TransactionId.of(0, 1), epoch=7, streams={ORDERS: 0}, lease_ms=1)
+    work = CooperativeWork(
+        series="q", number=1, transaction=TransactionId.of(0, 1), epoch=7, streams={ORDERS: 0}, lease_ms=1
+    )
     joint = ClientSession("joint", 7, 2, SharedSession("run", (), work))
     house.world.ensure(paths.session(GROUP, "joint"))
     house.world.nodes[paths.session(GROUP, "joint")] = joint.to_json()
-    loader = joint.with_work(replace(work, series="day-1", state=JointState.COMMITTED), 0)
+    loader = joint.with_work(replace(work, series="day-1", state=CooperativeState.COMMITTED), 0)
     loader = replace(loader.with_work(replace(work, series="day-2"), 0), client_name="loader")
     house.world.ensure(paths.session(GROUP, "loader"))
     house.world.nodes[paths.session(GROUP, "loader")] = loader.to_json()
@@ -375,8 +297,8 @@ def test_an_abort_that_an_earlier_leader_has_carried_out_is_not_denied(house: Ho
         answer = abort(identifier)
         assert not answer.ok
         assert words in answer.message
-    house.group.preserver = None
-    assert "how it has ended is not remembered" in abort(aborted).message
+    house.group.outcome_store = None
+    assert "its outcome is not remembered" in abort(aborted).message
 
 
 def test_what_has_arrived_of_an_open_transaction_is_told_with_its_look_up(house: House) -> None:

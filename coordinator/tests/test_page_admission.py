@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollbridge.base.ids import TransactionId
 from rollbridge.errors import ConfigError, InvalidRequestError
-from rollbridge.model.ids import TransactionId
 from rollbridge_coordinator.config import CoordinatorSettings
-from rollbridge_coordinator.shell.daemon import page_url
-from rollbridge_coordinator.state.admission import (
+from rollbridge_coordinator.daemon.main import page_url
+from rollbridge_coordinator.page.admission import (
     ACTIONS,
     API,
     BODY_BYTES_MAX,
     ROUTES,
     WRONG_ADDRESSES_MAX,
-    AbortWish,
+    AbortRequest,
     Admitted,
     Dismissed,
     ExtendWish,
@@ -182,8 +182,8 @@ def body(**wish: Any) -> bytes:
 
 def test_wishes_are_read() -> None:
     assert read_wish(Place.CHECK, b"") is None
-    assert read_wish(Place.ABORT, body(transaction=ID)) == AbortWish(ID, "admin")
-    assert read_wish(Place.ABORT, body(transaction=ID, reason="why")) == AbortWish(ID, "why")
+    assert read_wish(Place.ABORT, body(transaction=ID)) == AbortRequest(ID, "admin")
+    assert read_wish(Place.ABORT, body(transaction=ID, reason="why")) == AbortRequest(ID, "why")
     assert read_wish(Place.EXTEND, body(transaction=ID, lease_ms=5)) == ExtendWish(ID, 5)
     assert read_wish(Place.SCALE, body(stream="s/a", seal=[2, 3], into=1)) == ScaleWish("s/a", (2, 3), 1)
 

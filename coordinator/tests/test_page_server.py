@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from coordinator.tests.makers import Bench, view_of
+from rollbridge.base.text import printable
 from rollbridge.config import ConnectionSettings
 from rollbridge.doctor.facts import Finding, warning
 from rollbridge.errors import (
@@ -29,16 +30,15 @@ from rollbridge.errors import (
     StreamNotFoundError,
     UnknownWriteError,
 )
-from rollbridge.model.text import printable
-from rollbridge.serving import http_service
-from rollbridge.serving.http_service import CONNECTIONS_MAX, PER_ADDRESS_MAX, REQUEST_BYTES_MAX
-from rollbridge_coordinator.shell import page
-from rollbridge_coordinator.shell.page import ASSETS, PageServer, load_assets
-from rollbridge_coordinator.shell.page_board import RATES_S, WATCHED_S, PageBoard, PageSheet
-from rollbridge_coordinator.shell.page_sources import DOCTOR_REST, DoctorVisits, KeptAnswers, client_name
-from rollbridge_coordinator.state.admission import BODY_BYTES_MAX, AbortWish, Place, Rules, Wish
-from rollbridge_coordinator.state.documents import Document
-from rollbridge_coordinator.state.live import live_group
+from rollbridge.observe import http_service
+from rollbridge.observe.http_service import CONNECTIONS_MAX, PER_ADDRESS_MAX, REQUEST_BYTES_MAX
+from rollbridge_coordinator.page import server as page
+from rollbridge_coordinator.page.admission import BODY_BYTES_MAX, AbortRequest, Place, Rules, Wish
+from rollbridge_coordinator.page.cache import RATES_S, WATCHED_S, PageCache, PageSheet
+from rollbridge_coordinator.page.documents import Document
+from rollbridge_coordinator.page.overview import live_group
+from rollbridge_coordinator.page.server import ASSETS, PageServer, load_assets
+from rollbridge_coordinator.page.sources import DOCTOR_REST, DoctorVisits, KeptAnswers, client_name
 
 TOKEN = "0123456789abcdef"
 PAGE_BYTES_MAX = 100_000
@@ -179,7 +179,7 @@ def test_an_action_needs_the_token_and_is_carried_out_once(port: int, answers: A
     assert act(port, b"x" * (BODY_BYTES_MAX + 1))[0] == 413
     assert answers.asked == []
     assert act(port, wish, Origin=f"http://127.0.0.1:{port}")[0] == 200
-    assert answers.asked == [(AbortWish(ID, "admin"), "127.0.0.1")]
+    assert answers.asked == [(AbortRequest(ID, "admin"), "127.0.0.1")]
 
 
 def test_guesses_are_one_line_and_after_ten_are_not_looked_at(
@@ -323,7 +323,7 @@ class Hands:
 
 def test_leaders_put_up_nothing_while_nobody_looks() -> None:
     hands = Hands()
-    board, bench = PageBoard(hands), Bench({"sales/orders": 1})
+    board, bench = PageCache(hands), Bench({"sales/orders": 1})
     seen: list[int] = []
 
     def view(now_ms: int) -> Any:
@@ -350,7 +350,7 @@ def test_leaders_put_up_nothing_while_nobody_looks() -> None:
 
 
 def test_a_sheet_is_put_up_once_a_second() -> None:
-    board, bench = PageBoard(), Bench({"sales/orders": 1})
+    board, bench = PageCache(), Bench({"sales/orders": 1})
     board.look()
     sheet, seen = PageSheet(board, "sales/default"), []
 
@@ -370,7 +370,7 @@ def test_a_sheet_is_put_up_once_a_second() -> None:
 
 def test_rates_are_of_the_last_seconds() -> None:
     hands = Hands()
-    board, bench = PageBoard(hands), Bench({"sales/orders": 1})
+    board, bench = PageCache(hands), Bench({"sales/orders": 1})
     for second in range(60):
         hands.now_s = 1_000.0 + second
         board.put(live_group(bench.group, view_of(bench.group, 5_000 + 1_000 * second), None))
@@ -381,7 +381,7 @@ def test_rates_are_of_the_last_seconds() -> None:
 
 
 def test_whoever_looks_first_waits_for_the_leader() -> None:
-    board, bench = PageBoard(), Bench({"sales/orders": 1})
+    board, bench = PageCache(), Bench({"sales/orders": 1})
     sheet = PageSheet(board, "sales/default")
     sheet.write(bench.group, lambda now_ms: view_of(bench.group, now_ms), 5_000)
     found: list[Any] = []
@@ -495,12 +495,12 @@ def test_requests_of_a_page_have_a_name_that_a_client_may_have() -> None:
 
 @pytest.mark.logs_defects
 def test_a_defect_of_the_page_ends_no_lead(caplog: pytest.LogCaptureFixture) -> None:
-    board, bench = PageBoard(), Bench({"sales/orders": 1})
+    board, bench = PageCache(), Bench({"sales/orders": 1})
     board.look()
     sheet = PageSheet(board, "sales/default")
     for _ in range(3):
         sheet.write(bench.group, lambda _: 1 // 0, 5_000)  # type: ignore[arg-type, return-value]
-    assert len([item for item in caplog.records if "the live page does not show this term" in item.message]) == 1
+    assert len([item for item in caplog.records if "page.term-hidden " in item.message]) == 1
     assert board.led() == set()
     sheet.remove()
     sheet.write(bench.group, lambda now_ms: view_of(bench.group, now_ms), 6_000)

@@ -7,12 +7,12 @@ import random
 import pytest
 from hypothesis import given
 
+from coordinator.tests.benches import OPERATIONS, Bench
 from coordinator.tests.sim_log import listed
 from coordinator.tests.sim_preview import PREVIEW_DEFECTS, Previewer
-from coordinator.tests.test_simulation import FOREIGN_MS, GROUP, STREAMS, Run
-from coordinator.tests.test_snapshots import OPERATIONS, Bench
+from coordinator.tests.sim_run import FOREIGN_MS, GROUP, STREAMS, Run
 from rollbridge.errors import TruncatedError
-from rollbridge.model.names import StreamName
+from rollbridge.stream.names import StreamName
 
 
 def difference(run: Run | Bench, stream: StreamName, defect: str = "") -> str:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rollbridge.base.effects import AnyEffect
+from rollbridge.buffer.frames import PieceKey
+from rollbridge.buffer.state import FrameRef
 from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.errors import (
@@ -16,11 +19,9 @@ from rollbridge.kafka.errors import (
     TopicMismatchError,
     TopicNotFoundError,
 )
-from rollbridge.model.frames import PieceKey
-from rollbridge.model.pieces import FrameRef
-from rollbridge_coordinator.shell.frames import FrameFeed
-from rollbridge_coordinator.shell.interpreter import refusal
-from rollbridge_coordinator.state import effects as fx
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.frame_reader import FrameFeed
+from rollbridge_coordinator.core.interpreter import refusal
 
 A, B = ("a", 0), ("b", 0)
 SEAL = fx.Seal((("t", 0),))
@@ -60,7 +61,7 @@ def test_what_leaves_a_doubt_is_none(fault: Exception) -> None:
 
 
 @pytest.mark.parametrize("effect", [fx.ReadLate(A, 0, 9, 9), fx.FindLate(A, 0, {B: 0}), fx.Look(())])
-def test_what_a_stranger_has_written_so_that_nobody_can_read_it_ends_no_term(effect: fx.AnyEffect) -> None:
+def test_what_a_stranger_has_written_so_that_nobody_can_read_it_ends_no_term(effect: AnyEffect) -> None:
     refused = refusal(effect, CorruptDataError("a batch of topic t does not parse"), None)
     assert refused is not None
     assert refused.code == "corrupt-data"

@@ -11,166 +11,79 @@ from collections.abc import Callable
 
 import pytest
 
-from coordinator.tests.sim_term import LedWorld
+from coordinator.tests.scenes import (
+    GROUP,
+    ORDERS,
+    OTHER,
+    Scene,
+    begin_both,
+    commit_both,
+    offsets,
+    refused,
+    scale_other,
+    write_both,
+)
 from coordinator.tests.sim_truncation import history_of
-from rollbridge.model import paths
-from rollbridge.model.cas import Condition, Scope
-from rollbridge.model.changes import StreamFault
-from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import Retention
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge.model.sn import ANY
-from rollbridge_coordinator.procedures import rolling
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.faults import SEAL_TIMEOUT
+from rollbridge.base.effects import AnyEffect
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
+from rollbridge.commitlog.control import ControlKind
+from rollbridge.metadata import paths
+from rollbridge.metadata.changes import StreamFault
+from rollbridge.metadata.requests import AdminAnswer, RequestKind
+from rollbridge.stream.config import Retention
+from rollbridge.stream.names import StreamName
+from rollbridge_coordinator.commit import roll
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.waits import SEAL_TIMEOUT
 
-GROUP = GroupName("sales")
-ORDERS, OTHER = StreamName("sales", "orders"), StreamName("sales", "other")
-LOG = GROUP.commit_log_topic
 DUPLICATE = ".epoch-2"
 """The transaction is of epoch 0, a scale makes epoch 1, and its rolling commit 2 and 3."""
 ACTIVE = ".epoch-1"
 
 
-class Scene(LedWorld):
-    """A transaction on a stream that has been scaled since, and another stream of the group."""
-
-    def __init__(self) -> None:
-        super().__init__(GROUP)
-        for name in (ORDERS, OTHER):
-            self.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(name), segments=1, created_ms=0))
-        self.until(lambda: len(self.world.children(paths.streams("sales"))) == 2)
-        self.old = self.begin(ORDERS)
-        self.ask(
-            AdminRequest(
-                kind=RequestKind.SCALE_STREAM,
-                stream=str(ORDERS),
-                seal=(0,),
-                ranges=((0.0, 0.5), (0.5, 1.0)),
-                created_ms=0,
-            )
-        )
-        self.until(lambda: history_of(self.world, ORDERS).active.epoch == 1)
-
-    def ask(self, request: AdminRequest) -> None:
-        self.world.request(GROUP, request.to_json())
-
-    def begin(self, stream: StreamName, lease_ms: int = 10_000_000) -> TransactionId:
-        """Begin a transaction, with one record."""
-        self.counter += 1
-        epoch = int(history_of(self.world, stream).active.reference_epoch)
-        identifier = TransactionId.of(epoch, self.counter)
-        self._send(
-            stream,
-            FrameHeader(FrameKind.BEGIN, identifier.bytes),
-            BeginFrame(f"c{self.counter}", 0, None, lease_ms, {str(stream): epoch}).encode(),
-        )
-        batch = json.dumps([["k", f"v{self.counter}", str(identifier), 0]]).encode()
-        header = FrameHeader(FrameKind.DATA, identifier.bytes, 0, self._segment(stream, epoch), 0, 1)
-        self._send(stream, header, batch)
-        return identifier
-
-    def commit(self, stream: StreamName, identifier: TransactionId, *, how: str = "") -> None:
-        """Ask for its commit."""
-        offsets = (GroupOffsets("readers", {("t", 0): 1}, 0, "m"),) if how == "offsets" else ()
-        condition = StreamCondition(0, Condition(ANY, Scope.SEGMENT, b"k"))
-        segment = self._segment(stream, identifier.epoch)
-        manifest = Manifest({PieceKey(0, 0, segment): 1}, offsets, (condition,) if how == "conditions" else ())
-        self._send(stream, FrameHeader(FrameKind.COMMIT, identifier.bytes), manifest.encode())
-
-    def _segment(self, stream: StreamName, epoch: int) -> int:
-        """The number of the first segment of an epoch."""
-        return int(history_of(self.world, stream).record(epoch).segments[0].id.number)
-
-    def _send(self, stream: StreamName, header: FrameHeader, value: bytes) -> None:
-        assert self.world.produce(stream.buffer_topic(), (header.pack(), value)) is not None
-
-    def outcome(self, identifier: TransactionId) -> ControlRecord | None:
-        found = [
-            record
-            for _, record in self.world.topics[LOG].visible()
-            if record.transaction == identifier and record.kind is not ControlKind.BEGIN
-        ]
-        assert len(found) < 2
-        return found[0] if found else None
-
-    def visible(self, identifier: TransactionId) -> int:
-        """How many records of a transaction readers see."""
-        logs = [log for name, log in self.world.topics.items() if ".segment-" in name]
-        return sum(record.transaction == str(identifier) for log in logs for _, record in log.visible())
-
-    def check(self) -> None:
-        """Nothing is half visible."""
-        outcome = self.outcome(self.old)
-        committed = outcome is not None and outcome.kind is ControlKind.COMMIT
-        assert self.visible(self.old) == int(committed)
-
-    def others_go_on(self) -> None:
-        """A transaction of the other stream is committed."""
-        mine = self.begin(OTHER)
-        self.commit(OTHER, mine)
-        self.until(lambda: self.outcome(mine) is not None, 600)
-        assert self.visible(mine) == 1
-        assert self.terms_ended == 0
-
-    @property
-    def fault(self) -> bytes | None:
-        return self.world.nodes.get(paths.stream_fault(ORDERS))
+Guilty = Callable[[AnyEffect], fx.EffectRefusedError | None]
 
 
-Guilty = Callable[[fx.AnyEffect], fx.EffectRefusedError | None]
-
-
-def refused(
-    effect: fx.AnyEffect, topic: str | None = None, code: str = "TOPIC_AUTHORIZATION_FAILED"
-) -> fx.EffectRefusedError:
-    return fx.EffectRefusedError(effect, "no", code=code, topic=topic)
-
-
-def create(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
+def create(effect: AnyEffect) -> fx.EffectRefusedError | None:
     if isinstance(effect, fx.CreateTopics) and any(DUPLICATE in item.name for item in effect.topics):
         return refused(effect)
     return None
 
 
-def merge(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
+def merge(effect: AnyEffect) -> fx.EffectRefusedError | None:
     if isinstance(effect, fx.MergeFrames | fx.AppendTogether):
         return next((refused(effect, topic) for (topic, _), _ in effect.items if DUPLICATE in topic), None)
     return None
 
 
-def content(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
+def content(effect: AnyEffect) -> fx.EffectRefusedError | None:
     found = merge(effect)
     if found is None:
         return None
     return fx.EffectRefusedError(effect, "no", code="INVALID_RECORD", topic=found.topic, places=(0,))
 
 
-def seals(effect: fx.AnyEffect, name: str) -> bool:
+def seals(effect: AnyEffect, name: str) -> bool:
     """Whether an effect seals a topic with something in its name."""
     return isinstance(effect, fx.Seal) and any(name in topic for topic, _ in effect.partitions)
 
 
-def seal_active(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
+def seal_active(effect: AnyEffect) -> fx.EffectRefusedError | None:
     return refused(effect) if seals(effect, ACTIVE) else None
 
 
-def seal_duplicate(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
+def seal_duplicate(effect: AnyEffect) -> fx.EffectRefusedError | None:
     return refused(effect) if seals(effect, DUPLICATE) else None
 
 
 class RollOnly:
     """The round of the roll as a whole; what is in it is known from its frames."""
 
-    def __init__(self, kind: type[fx.AnyEffect]) -> None:
+    def __init__(self, kind: type[AnyEffect]) -> None:
         self.kind, self.rolls = kind, False
 
-    def __call__(self, effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
+    def __call__(self, effect: AnyEffect) -> fx.EffectRefusedError | None:
         if isinstance(effect, fx.MergeFrames):
             self.rolls = any(DUPLICATE in topic for (topic, _), _ in effect.items)
         if not self.rolls or not isinstance(effect, self.kind):
@@ -179,11 +92,7 @@ class RollOnly:
         return refused(effect, code="INVALID_TXN_STATE")
 
 
-def offsets(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
-    return refused(effect, code="INVALID_TXN_STATE") if isinstance(effect, fx.SendOffsets) else None
-
-
-def look(effect: fx.AnyEffect) -> fx.EffectRefusedError | None:
+def look(effect: AnyEffect) -> fx.EffectRefusedError | None:
     return refused(effect) if isinstance(effect, fx.Look) else None
 
 
@@ -221,9 +130,7 @@ def test_the_transaction_is_aborted_with_the_reason(name: str) -> None:
     guilty = make()
     scene.world.refuses = lambda effect, _: guilty(effect)
     scene.commit(ORDERS, scene.old, how=how)
-    scene.until(lambda: scene.outcome(scene.old) is not None)
-    outcome = scene.outcome(scene.old)
-    assert outcome is not None
+    outcome = scene.ended(scene.old)
     assert outcome.kind is ControlKind.ABORT
     assert outcome.reason.endswith("no") or "no" in outcome.reason.split(": ")
     scene.check()
@@ -243,7 +150,7 @@ def test_what_cannot_be_sealed_after_the_commit_is_sealed_later(takes_over: bool
     """
     scene = Scene()
     policy = Retention(ms=1)
-    scene.ask(AdminRequest(kind=RequestKind.UPDATE_STREAM, stream=str(ORDERS), retention=policy, created_ms=0))
+    scene.ask(RequestKind.UPDATE_STREAM, ORDERS, retention=policy)
     scene.world.refuses = lambda effect, _: seal_duplicate(effect)
     scene.commit(ORDERS, scene.old)
     scene.until(lambda: scene.fault is not None)
@@ -254,8 +161,7 @@ def test_what_cannot_be_sealed_after_the_commit_is_sealed_later(takes_over: bool
     if takes_over:
         scene.take_over()
         scene.others_go_on()
-    for _ in range(1_000):
-        scene.step()
+    scene.steps()
     assert [item.epoch for item in history_of(scene.world, ORDERS).unsealed()] == [3]
     scene.world.refuses = lambda *_: None
     scene.until(lambda: scene.fault is None)
@@ -272,10 +178,8 @@ def test_a_new_leader_that_is_refused_behind_published_epochs_ends_its_roll(guil
     assert scene.outcome(scene.old) is None
     scene.take_over()
     scene.world.refuses = lambda effect, _: guilty(effect)
-    scene.until(lambda: scene.outcome(scene.old) is not None)
+    outcome = scene.ended(scene.old)
     scene.check()
-    outcome = scene.outcome(scene.old)
-    assert outcome is not None
     assert (outcome.kind is ControlKind.COMMIT) == (guilty is create), "its topics are there"
     scene.others_go_on()
     assert paths.committing(GROUP) not in scene.world.nodes
@@ -295,55 +199,24 @@ def test_a_roll_of_several_that_outlasts_its_native_transaction_again_and_again_
     scene.until(lambda: history_of(scene.world, ORDERS).active.epoch == 3)
     scene.take_over()
 
-    def slow(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
+    def slow(effect: AnyEffect, _: int) -> fx.EffectRefusedError | None:
         if isinstance(effect, fx.MergeFrames) and len(effect.items) > 1:
             return refused(effect, code="INVALID_TXN_STATE")
         return None
 
     scene.world.refuses = slow
-    scene.until(lambda: scene.outcome(scene.old) is not None and scene.outcome(other) is not None)
+    scene.ended(scene.old)
+    assert "largest" in scene.ended(other).reason
     assert scene.visible(scene.old) == 1
     assert scene.visible(other) == 0
-    outcome = scene.outcome(other)
-    assert outcome is not None
-    assert "largest" in outcome.reason
     scene.others_go_on()
-
-
-def begin_both(scene: Scene) -> TransactionId:
-    """A transaction of both streams, each of which has been scaled since, so that one rolling commit is about both."""
-    both = write_both(scene)
-    scale_other(scene)
-    commit_both(scene, both)
-    return both
-
-
-def write_both(scene: Scene) -> TransactionId:
-    both = TransactionId.of(0, 99)
-    begin = BeginFrame("c99", 0, None, 10_000_000, {str(OTHER): 0, str(ORDERS): 0}).encode()
-    for place, stream in enumerate((OTHER, ORDERS)):
-        scene._send(stream, FrameHeader(FrameKind.BEGIN, both.bytes), begin)
-        row = json.dumps([["k", f"x{place}", str(both), place]]).encode()
-        scene._send(stream, FrameHeader(FrameKind.DATA, both.bytes, 0, 0, place, 1), row)
-    return both
-
-
-def scale_other(scene: Scene) -> None:
-    split = ((0.0, 0.5), (0.5, 1.0))
-    scene.ask(AdminRequest(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0))
-    scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1)
-
-
-def commit_both(scene: Scene, both: TransactionId) -> None:
-    manifest = Manifest({PieceKey(0, 0, 0): 1, PieceKey(0, 1, 0): 1})
-    scene._send(OTHER, FrameHeader(FrameKind.COMMIT, both.bytes), manifest.encode())
 
 
 def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_as_a_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The first one's epochs are published when that is refused; they stay, empty, and nobody tries again for ever."""
-    monkeypatch.setattr(rolling, "ROLL_BYTES_MAX", 1)  # so the epochs of both do not fit into one write
+    monkeypatch.setattr(roll, "ROLL_BYTES_MAX", 1)  # so the epochs of both do not fit into one write
     scene = Scene()
     both = begin_both(scene)
     first, second = sorted((ORDERS, OTHER), key=str)
@@ -351,14 +224,11 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
     assert history_of(scene.world, second).active.epoch == 1, "one after the other"
     scene.take_over()
 
-    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
+    def guilty(effect: AnyEffect, _: int) -> fx.EffectRefusedError | None:
         return refused(effect) if seals(effect, f".{second.stream}.") else None
 
     scene.world.refuses = guilty
-    scene.until(lambda: scene.outcome(both) is not None)
-    outcome = scene.outcome(both)
-    assert outcome is not None
-    assert outcome.kind is ControlKind.ABORT
+    assert scene.ended(both).kind is ControlKind.ABORT
     scene.until(lambda: paths.committing(GROUP) not in scene.world.nodes)
     assert scene.visible(both) == 0
     assert not history_of(scene.world, first).unsealed()
@@ -366,7 +236,7 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
     scene.world.refuses = lambda *_: None
     # Its segments were sealed before; a scale gives it others.
     joined = ((0.0, 1.0),)
-    scene.ask(AdminRequest(kind=RequestKind.SCALE_STREAM, stream=str(second), seal=(1, 2), ranges=joined, created_ms=0))
+    scene.ask(RequestKind.SCALE_STREAM, second, seal=(1, 2), ranges=joined)
     scene.until(lambda: history_of(scene.world, second).active.epoch == 2)
     scene.until(lambda: paths.stream_fault(second) not in scene.world.nodes)
 
@@ -374,10 +244,10 @@ def test_a_roll_of_two_streams_of_which_the_second_cannot_be_sealed_is_given_up_
 def suspend_roll(scene: Scene, both: TransactionId | None = None) -> None:
     """The rolling commit has closed the active segments, and meets a native transaction of somebody else there."""
 
-    def foreign(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
+    def foreign(effect: AnyEffect, _: int) -> fx.EffectRefusedError | None:
         if (
             isinstance(effect, fx.Seal)
-            and not scene.world.children(paths.suspended(GROUP))
+            and not scene.world.children(paths.pending_changes(GROUP))
             and -1 not in scene.world.open
         ):
             scene.world.begin_foreign(next(item for item, _ in effect.partitions if ACTIVE in item), -1)
@@ -388,7 +258,7 @@ def suspend_roll(scene: Scene, both: TransactionId | None = None) -> None:
         scene.commit(ORDERS, scene.old)
     else:
         commit_both(scene, both)
-    scene.until(lambda: bool(scene.world.children(paths.suspended(GROUP))))
+    scene.until(lambda: bool(scene.world.children(paths.pending_changes(GROUP))))
     assert paths.committing(GROUP) not in scene.world.nodes
 
 
@@ -406,7 +276,7 @@ def test_what_a_suspended_roll_has_closed_gets_successors_even_if_it_is_refused(
         scene.check()
     scene.world.refuses = lambda *_: None
     scene.until(
-        lambda: scene.outcome(scene.old) is not None and not scene.world.children(paths.suspended(GROUP)), 20_000
+        lambda: scene.outcome(scene.old) is not None and not scene.world.children(paths.pending_changes(GROUP)), 20_000
     )
     scene.until(lambda: history_of(scene.world, ORDERS).active.epoch >= 3)
     scene.until(lambda: not history_of(scene.world, ORDERS).unsealed(), 20_000)
@@ -424,10 +294,10 @@ def test_what_a_suspended_roll_has_closed_gets_successors_even_if_it_is_refused(
 def test_a_transaction_that_was_taken_out_of_a_suspended_roll_is_so_after_zookeeper_was_set_back() -> None:
     scene = Scene()
     suspend_roll(scene)
-    [title] = scene.world.children(paths.suspended(GROUP))
-    node = f"{paths.suspended(GROUP)}/{title}"
+    [title] = scene.world.children(paths.pending_changes(GROUP))
+    node = f"{paths.pending_changes(GROUP)}/{title}"
     before = scene.world.nodes[node]
-    scene.ask(AdminRequest(kind=RequestKind.ABORT_TRANSACTION, transaction=str(scene.old), created_ms=0))
+    scene.ask(RequestKind.ABORT_TRANSACTION, transaction=str(scene.old))
     scene.until(lambda: scene.outcome(scene.old) is not None)
     assert scene.world.nodes[node] != before
     scene.world.nodes[node] = before
@@ -448,8 +318,8 @@ def test_a_transaction_that_no_longer_fits_into_what_zookeeper_was_set_back_to_i
     both = write_both(scene)
     suspend_roll(scene, both)
     scene.world.refuses = lambda *_: None
-    [title] = scene.world.children(paths.suspended(GROUP))
-    node = f"{paths.suspended(GROUP)}/{title}"
+    [title] = scene.world.children(paths.pending_changes(GROUP))
+    node = f"{paths.pending_changes(GROUP)}/{title}"
     before = scene.world.nodes[node]
     scale_other(scene)
     active = history_of(scene.world, OTHER).active.segments[0].id
@@ -469,28 +339,23 @@ def test_a_transaction_that_no_longer_fits_into_what_zookeeper_was_set_back_to_i
 
 
 @pytest.mark.parametrize("kind", [fx.CreateTopics, fx.Seal])
-def test_a_suspended_scale_that_is_refused_is_finished_once_that_is_over(kind: type[fx.AnyEffect]) -> None:
+def test_a_suspended_scale_that_is_refused_is_finished_once_that_is_over(kind: type[AnyEffect]) -> None:
     scene = Scene()
 
-    def foreign(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
-        if isinstance(effect, fx.Seal) and not scene.world.children(paths.suspended(GROUP)):
+    def foreign(effect: AnyEffect, _: int) -> fx.EffectRefusedError | None:
+        if isinstance(effect, fx.Seal) and not scene.world.children(paths.pending_changes(GROUP)):
             scene.world.begin_foreign(effect.partitions[0][0], -1)
         return None
 
     scene.world.refuses = foreign
-    scene.ask(
-        AdminRequest(
-            kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=((0.0, 0.5), (0.5, 1.0)), created_ms=0
-        )
-    )
-    scene.until(lambda: bool(scene.world.children(paths.suspended(GROUP))))
+    scene.ask(RequestKind.SCALE_STREAM, OTHER, seal=(0,), ranges=((0.0, 0.5), (0.5, 1.0)))
+    scene.until(lambda: bool(scene.world.children(paths.pending_changes(GROUP))))
     scene.world.refuses = lambda effect, _: refused(effect) if isinstance(effect, kind) else None
     scene.world.end_foreign(-1)
-    for _ in range(500):
-        scene.step()
-    assert scene.world.children(paths.suspended(GROUP)), "it is closed, so it is not given up"
+    scene.steps(500)
+    assert scene.world.children(paths.pending_changes(GROUP)), "it is closed, so it is not given up"
     scene.world.refuses = lambda *_: None
-    scene.until(lambda: not scene.world.children(paths.suspended(GROUP)))
+    scene.until(lambda: not scene.world.children(paths.pending_changes(GROUP)))
     assert history_of(scene.world, OTHER).active.epoch == 1
     assert scene.terms_ended == 0
     scene.others_go_on()
@@ -499,11 +364,11 @@ def test_a_suspended_scale_that_is_refused_is_finished_once_that_is_over(kind: t
 @pytest.mark.parametrize("closes", [False, True])
 @pytest.mark.parametrize("kind", [fx.CreateTopics, fx.Seal])
 def test_of_a_roll_of_two_streams_only_that_waits_of_which_a_topic_is_refused(
-    kind: type[fx.AnyEffect], *, closes: bool
+    kind: type[AnyEffect], *, closes: bool
 ) -> None:
     scene = Scene()
 
-    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
+    def guilty(effect: AnyEffect, _: int) -> fx.EffectRefusedError | None:
         names: list[str] = []
         match effect:
             case fx.CreateTopics(topics) if kind is fx.CreateTopics:
@@ -521,8 +386,7 @@ def test_of_a_roll_of_two_streams_only_that_waits_of_which_a_topic_is_refused(
     scene.world.refuses = guilty
     scene.until(lambda: scene.fault is not None)
     scene.others_go_on()
-    for _ in range(1_000):
-        scene.step()
+    scene.steps()
     assert paths.stream_fault(OTHER) not in scene.world.nodes, "nothing of it is refused"
     scene.others_go_on()
     assert scene.outcome(both) is None
@@ -543,10 +407,10 @@ def all_open(scene: Scene, stream: StreamName) -> bool:
 
 def closing(
     scene: Scene, code: str = "TOPIC_AUTHORIZATION_FAILED"
-) -> Callable[[fx.AnyEffect, int], fx.EffectRefusedError | None]:
+) -> Callable[[AnyEffect, int], fx.EffectRefusedError | None]:
     """Every seal closes its topics and comes to nothing after that."""
 
-    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
+    def guilty(effect: AnyEffect, _: int) -> fx.EffectRefusedError | None:
         if not isinstance(effect, fx.Seal):
             return None
         scene.world.close([topic for topic, _ in effect.partitions])
@@ -564,14 +428,12 @@ def test_what_a_refused_roll_has_closed_gets_successors_though_its_transaction_i
     assert not all_open(scene, ORDERS)
     if dies:
         scene.take_over()
-    scene.ask(AdminRequest(kind=RequestKind.ABORT_TRANSACTION, transaction=str(scene.old), created_ms=0))
+    scene.ask(RequestKind.ABORT_TRANSACTION, transaction=str(scene.old))
     scene.until(lambda: scene.outcome(scene.old) is not None)
     scene.world.refuses = lambda *_: None
     scene.until(lambda: all_open(scene, ORDERS), 60_000)
     scene.until(lambda: scene.fault is None)
-    fresh = scene.begin(OTHER)
-    scene.commit(OTHER, fresh)
-    scene.until(lambda: scene.visible(fresh) == 1)
+    scene.commits(OTHER)
     assert scene.terms_ended == 0
 
 
@@ -584,7 +446,7 @@ def test_a_scale_that_has_closed_segments_and_is_refused_then_is_finished_though
     scene = Scene()
     scene.world.refuses = closing(scene)
     split = ((0.0, 0.5), (0.5, 1.0))
-    scene.ask(AdminRequest(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0))
+    scene.ask(RequestKind.SCALE_STREAM, OTHER, seal=(0,), ranges=split)
     scene.until(lambda: any(b"the scale is finished once that is possible" in item for item in answers(scene)))
     scene.world.refuses = lambda *_: None
     scene.until(lambda: history_of(scene.world, OTHER).active.epoch == 1, 60_000)
@@ -597,9 +459,8 @@ def test_a_scale_whose_seal_takes_too_long_is_answered_when_it_is_done_or_after_
     scene = Scene()
     scene.world.refuses = closing(scene, SEAL_TIMEOUT)
     split = ((0.0, 0.5), (0.5, 1.0))
-    request = AdminRequest(kind=RequestKind.SCALE_STREAM, stream=str(OTHER), seal=(0,), ranges=split, created_ms=0)
-    answer = scene.world.request(GROUP, request.to_json())
-    scene.until(lambda: bool(scene.world.children(paths.suspended(GROUP))))
+    answer = scene.ask(RequestKind.SCALE_STREAM, OTHER, seal=(0,), ranges=split)
+    scene.until(lambda: bool(scene.world.children(paths.pending_changes(GROUP))))
     assert answer not in scene.world.nodes
     if not lasts:
         scene.world.refuses = lambda *_: None
@@ -641,7 +502,7 @@ def test_a_half_published_roll_of_a_large_transaction_whose_rest_cannot_be_seale
     monkeypatch: pytest.MonkeyPatch, *, is_held: bool
 ) -> None:
     """What was prepared for it died with its leader; what is published stands, and the transaction is merged anew."""
-    monkeypatch.setattr(rolling, "ROLL_BYTES_MAX", 1)
+    monkeypatch.setattr(roll, "ROLL_BYTES_MAX", 1)
     scene = Scene()
     before = {name: history_of(scene.world, name).active.epoch for name in (ORDERS, OTHER)}
     large = write_large(scene)
@@ -674,7 +535,7 @@ def test_what_a_takeover_has_no_answer_to_is_suspended_and_the_group_is_led(name
     scene.commit(ORDERS, scene.old)
     scene.until(lambda: any(DUPLICATE in topic for topic in scene.world.topics))
 
-    def guilty(effect: fx.AnyEffect, _: int) -> fx.EffectRefusedError | None:
+    def guilty(effect: AnyEffect, _: int) -> fx.EffectRefusedError | None:
         if seals(effect, name) and -1 not in scene.world.open:
             topic = next(topic for topic, _ in effect.partitions if name in topic)  # type: ignore[attr-defined]
             scene.world.begin_foreign(topic, -1)
@@ -686,8 +547,7 @@ def test_what_a_takeover_has_no_answer_to_is_suspended_and_the_group_is_led(name
     scene.others_go_on()
     assert -1 in scene.world.open
     assert paths.committing(GROUP) not in scene.world.nodes
-    for _ in range(2_000):
-        scene.step()
+    scene.steps(2_000)
     scene.others_go_on()
     assert scene.fault is not None
     assert "LookForObstacles" not in StreamFault.from_json(scene.fault).reason, "people do not know its name"

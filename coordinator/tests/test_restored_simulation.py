@@ -14,20 +14,20 @@ from typing import Any
 import pytest
 
 from coordinator.tests import sim_actors
-from coordinator.tests.sim_actors import Client, reserve
+from coordinator.tests.sim_counting import CountingClient
+from coordinator.tests.sim_run import BUFFER_PARTITIONS, GROUP, STREAMS, Run
 from coordinator.tests.sim_world import shard
-from coordinator.tests.test_simulation import BUFFER_PARTITIONS, GROUP, STREAMS, Run
+from rollbridge.base.effects import Steps
+from rollbridge.base.ids import counter_of, shared_count
+from rollbridge.buffer.frames import FrameKind, decode_begin, unpack_header
+from rollbridge.commitlog.control import ControlKind
 from rollbridge.errors import CorruptDataError, ZooKeeperOutdatedError
-from rollbridge.model import journal as journals
-from rollbridge.model import paths
-from rollbridge.model.control import ControlKind
-from rollbridge.model.frames import FrameKind, decode_begin, unpack_header
-from rollbridge.model.ids import counter_of, shared_count
-from rollbridge.model.journal import GroupEvidence, RepairStep, plan, split
-from rollbridge.model.late import LateNotes
-from rollbridge.model.records import ControllerEpoch, Group
-from rollbridge_coordinator.procedures import counters, takeover
-from rollbridge_coordinator.state.effects import Steps
+from rollbridge.metadata import journal as journals
+from rollbridge.metadata import paths
+from rollbridge.metadata.journal import GroupEvidence, RepairStep, plan, split
+from rollbridge.metadata.records import ControllerEpoch, Group
+from rollbridge.stream.late import LateNotes
+from rollbridge_coordinator.history import counters, takeover
 
 UNCOMPARED = (
     paths.counter(GROUP),
@@ -37,8 +37,6 @@ UNCOMPARED = (
     paths.parts_of(GROUP),
 )
 """What leaders do not compare with their journals; of these nodes, a counter shows a set-back by its version."""
-COUNTERS = 4
-"""How many counters of transactions a client takes at once."""
 ATTEMPTS = 3_000
 """Steps in which a leader that begins finds out what it has, or has taken over."""
 
@@ -47,29 +45,6 @@ def _reserved(nodes: Mapping[str, bytes]) -> int:
     """The first counter of the group that ZooKeeper believes to be free."""
     number = Group.from_json(nodes[paths.group(GROUP)]).number
     return counter_of(number, int(nodes.get(paths.counter(GROUP)) or b"0"))
-
-
-class CountingClient(Client):
-    """Takes the counters of its transactions from ZooKeeper, as clients do."""
-
-    _left: tuple[int, ...] = ()
-
-    def drop(self) -> None:
-        """Use nothing that was reserved until now: the connection to ZooKeeper was away."""
-        self._left = ()
-
-    def _start_transaction(self) -> None:
-        if not self._left:
-            found = reserve(self.world, GROUP, COUNTERS)
-            if found is None:
-                return  # it is damaged, and tried again
-            self._left = tuple(found)
-        super()._start_transaction()
-
-    def _counter(self) -> int:
-        counter, *left = self._left
-        self._left = tuple(left)
-        return counter
 
 
 class RestoredRun(Run):
@@ -316,7 +291,7 @@ DEFECTS: dict[str, tuple[Callable[[pytest.MonkeyPatch], None] | None, Callable[[
     "believes-backup": (believe_the_backup, without()),
     "goes-on-regardless": (go_on_regardless, without()),
     "overlooks-late": (overlook_late_records, without()),
-    "old-number": (None, without("numbered anew")),
+    "old-number": (None, without("renumbered")),
     "low-epoch": (None, without("raise the controller epoch")),
     "lost-streams": (None, without("restore stream")),
     "done-again": (None, without("drop the scale", "drop the rolling commit")),
@@ -327,13 +302,10 @@ FOUND_FIRST = {
     "overlooks-late": 0,
 }
 """The runs that noticed rare defects when this was written; they are tried first."""
-RARER = ("low-epoch", "lost-streams", "done-again")
-"""Those that `make test` leaves to `make test-long`."""
 
 
-@pytest.mark.parametrize(
-    "defect", [pytest.param(name, marks=pytest.mark.long) if name in RARER else name for name in DEFECTS]
-)
+@pytest.mark.long_cases("goes-on-regardless", "overlooks-late", "low-epoch", "lost-streams", "done-again")
+@pytest.mark.parametrize("defect", DEFECTS)
 def test_the_checks_catch_a_defect(defect: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil, repairing = DEFECTS[defect]
     if spoil is not None:

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from rollbridge.base.ids import SegmentId
+from rollbridge.commitlog.outcomes import MARKS_PER_LIMIT
 from rollbridge.errors import InvalidRequestError
-from rollbridge.model.ended import MARKS_PER_LIMIT
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import even_ranges, ranges_of
-from rollbridge.model.records import RETENTION_GROUPS_MAX, Mark, Retention, RetentionMarks
-from rollbridge_coordinator.state.upkeep import (
-    ByteCounter,
-    Housekeeping,
-    is_mark_due,
-    place_to_truncate,
-)
+from rollbridge.metadata.records import Mark, RetentionMarks
+from rollbridge.stream.config import RETENTION_GROUPS_MAX, Retention
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import even_ranges, ranges_of
+from rollbridge_coordinator.core.bookkeeping import ByteCounter, Housekeeping, is_mark_due, place_to_truncate
 
 A, B = SegmentId.of(0, 0), SegmentId.of(1, 1)
 DAY_MS = 24 * 3600 * 1000

@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import pytest
 
+from coordinator.tests.sim_run import GROUP, STREAMS, Run
 from coordinator.tests.sim_savepoints import SavingClient
-from coordinator.tests.test_simulation import GROUP, STREAMS, Run
-from rollbridge.model import joins
-from rollbridge.model.buffer import BufferFold
-from rollbridge.model.frames import Manifest
-from rollbridge.model.pieces import BufferedTransaction
-from rollbridge.model.savepoints import SavepointFrame
+from rollbridge.buffer import joins
+from rollbridge.buffer.fold import BufferFold
+from rollbridge.buffer.frames import Manifest
+from rollbridge.buffer.savepoints import SavepointFrame
+from rollbridge.buffer.state import BufferedTransaction
 
 SEEDS = 36
 MORE = 60
@@ -63,6 +63,7 @@ def go(seeds: range) -> Counter[str]:
     return seen
 
 
+@pytest.mark.long
 def test_what_counts_is_merged_once_and_in_order_whatever_crashes_where() -> None:
     seen = go(range(SEEDS))
     assert min(seen[what] for what in ("joined", "saved", "rolled_back")) > 20, seen
@@ -86,7 +87,7 @@ def forgets_joins(patch: pytest.MonkeyPatch) -> None:
 
 def hears_former_owners(patch: pytest.MonkeyPatch) -> None:
     """Who goes back to a savepoint does not fence what it had written."""
-    patch.setattr("rollbridge.model.fences.Owners.is_former", lambda *_: False)
+    patch.setattr("rollbridge.buffer.owners.Owners.is_former", lambda *_: False)
     patch.setattr(BufferedTransaction, "arrived", _all_arrived)
 
 
@@ -100,7 +101,7 @@ def _all_arrived(item: BufferedTransaction) -> dict[object, int]:
 
 def forgets_savepoints(patch: pytest.MonkeyPatch) -> None:
     """Snapshots do not hold savepoints."""
-    patch.setattr("rollbridge.model.ongoing.OngoingTransaction.has_more", property(lambda _: False))
+    patch.setattr("rollbridge.buffer.replay.OngoingTransaction.has_more", property(lambda _: False))
 
 
 def misses_savepoints(patch: pytest.MonkeyPatch) -> None:
@@ -124,6 +125,7 @@ def _bare(manifest: Manifest) -> Manifest:
     return replace(manifest, offsets=tuple(replace(item, details={}) for item in manifest.offsets))
 
 
+@pytest.mark.long_cases("hears_former_owners", "forgets_savepoints")
 @pytest.mark.parametrize(
     "defect", [forgets_joins, hears_former_owners, forgets_savepoints, misses_savepoints, drops_details]
 )

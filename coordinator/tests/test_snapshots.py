@@ -3,143 +3,39 @@
 from __future__ import annotations
 
 import copy
-import json
-import random
 from collections import Counter
 from dataclasses import replace
-from itertools import count
-from typing import Self
 
 import pytest
 from hypothesis import given
-from hypothesis import strategies as st
 
+from coordinator.tests.benches import GROUP, INDEXES, OPERATIONS, SEGMENTS, SINGLE, STREAMS, Bench
 from coordinator.tests.makers import text_of, view_of
-from coordinator.tests.sim_actors import Leader
-from coordinator.tests.sim_truncation import history_of
-from coordinator.tests.sim_world import World
-from rollbridge.model import paths
-from rollbridge.model.ended import ended_key
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind, Manifest, encode_abort
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import (
-    GroupName,
-    StreamName,
-    snapshot_indexes_topic,
-    snapshot_segments_topic,
-    snapshot_topic,
-)
-from rollbridge.model.ongoing import is_ongoing
-from rollbridge.model.records import Group
-from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge.model.snapshots import decode_snapshot
-from rollbridge_coordinator.procedures import takeover as restore
-from rollbridge_coordinator.procedures import upkeep
-from rollbridge_coordinator.state.families import leader_samples
-from rollbridge_coordinator.state.faults import StaleStateError
-from rollbridge_coordinator.state.metrics import Op
-
-GROUP = GroupName("sales")
-STREAMS = [StreamName("sales", "orders"), StreamName("sales", "payments")]
-INDEXES, SEGMENTS, SINGLE = snapshot_indexes_topic("sales"), snapshot_segments_topic("sales"), snapshot_topic("sales")
+from rollbridge.buffer.replay import is_ongoing
+from rollbridge.buffer.snapshots import decode_snapshot
+from rollbridge.commitlog.outcomes import ended_key
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.stream.names import StreamName
+from rollbridge_coordinator.commit import expiry
+from rollbridge_coordinator.core.metric_samples import leader_samples
+from rollbridge_coordinator.core.metrics import Op
+from rollbridge_coordinator.core.state import GroupState
+from rollbridge_coordinator.history import takeover as restore
 
 UNLISTED = frozenset({"forgotten-outcomes"})
 """Leaders that take over do not know from elsewhere which transactions have ended."""
 
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["begin", "data", "commit", "abort", "aborted", "late", "late", "lead", "rest"]),
-        st.integers(0, 3),
-        st.sampled_from(STREAMS),
-    ),
-    min_size=5,
-    max_size=20,
-)
 
-
-class Bench:
-    """A world with two streams, clients that may do anything with six transactions, and a leader."""
-
-    def __init__(self, world: World, clock_ms: int = 0) -> None:
-        self.world = world
-        self.rng = random.Random(1)
-        self.clock_ms = clock_ms
-        self.counters = count(1)
-        self.open: dict[int, tuple[TransactionId, BeginFrame]] = {}
-        self.late: set[TransactionId] = set()
-        self.leader = Leader(self.world, GROUP)
-
-    @classmethod
-    def fresh(cls, faults: frozenset[str] = frozenset()) -> Self:
-        """With a world of its own."""
-        world = World(faults)
-        world.deletes = False  # what has been truncated needs no snapshot
-        for path in (paths.GROUPS, paths.SCOPES, paths.requests(GROUP), paths.answers(GROUP)):
-            world.ensure(path)
-        world.nodes[paths.group(GROUP)] = Group(GROUP, 0).to_json()
-        for stream in STREAMS:
-            request = AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(stream), segments=1, created_ms=0)
-            world.request(GROUP, request.to_json())
-        bench = cls(world)
+def aborts(bench: Bench, count: int) -> None:
+    """Transactions that are aborted, one after another."""
+    for number in range(count):
+        bench.do("aborted", number, STREAMS[0])
         bench.rest()
-        return bench
 
-    def rest(self) -> None:
-        """Let the leader read and do everything that there is to do, snapshots included."""
-        for _ in range(40):
-            self.clock_ms += 100
-            self.lead()
 
-    def lead(self, effects: int = 30) -> None:
-        """Let the leader read something of each buffer, and do something."""
-        for _ in range(effects):
-            self.leader.step(self.clock_ms, self.rng)
-            if self.leader.procedure is None:
-                break
-
-    def take_over(self) -> None:
-        """Another leader takes over and finishes what was left."""
-        self.leader = Leader(self.world, GROUP)
-        while not self.leader.pending_done:
-            try:
-                self.leader.step(self.clock_ms, self.rng)
-            except StaleStateError:
-                self.leader = Leader(self.world, GROUP)
-
-    def do(self, operation: str, number: int, stream: StreamName) -> None:
-        """What a client does, or the leader; what makes no sense does nothing."""
-        self.clock_ms += 300
-        if operation == "lead":
-            self.lead()
-        elif operation == "rest":
-            self.rest()
-        elif operation == "aborted":
-            self.do("begin", number, stream)
-            self.do("abort", number, stream)
-        elif operation == "begin":
-            epochs = {str(item): int(history_of(self.world, item).active.epoch) for item in (stream, *STREAMS)}
-            begin = BeginFrame("c", 0, None, 1_000_000, epochs)
-            self.open[number] = (TransactionId.of(0, next(self.counters)), begin)
-            self.send(number, FrameKind.BEGIN, str(stream), begin.encode())
-        elif number in self.open:
-            identifier, begin = self.open[number]
-            match operation:
-                case "late" if identifier not in self.late:
-                    self.late.add(identifier)
-                    self.send(number, FrameKind.BEGIN, list(begin.streams)[1], begin.encode())
-                case "data":
-                    batch = json.dumps([["k", f"{self.clock_ms}", str(identifier), 0]]).encode()
-                    header = FrameHeader(FrameKind.DATA, identifier.bytes, 0, 0, self.clock_ms, 1)
-                    self.world.produce(StreamName.parse(begin.home).buffer_topic(), (header.pack(), batch))
-                case "commit":
-                    self.send(number, FrameKind.COMMIT, begin.home, Manifest({}).encode())
-                case "abort":
-                    self.send(number, FrameKind.ABORT, begin.home, encode_abort("no"))
-
-    def send(self, number: int, kind: FrameKind, stream: str, value: bytes) -> None:
-        """Write a frame to a stream's buffer."""
-        header = FrameHeader(kind, self.open[number][0].bytes)
-        self.world.produce(StreamName.parse(stream).buffer_topic(), (header.pack(), value))
+def led(bench: Bench) -> GroupState:
+    assert bench.leader.group is not None
+    return bench.leader.group
 
 
 @given(OPERATIONS)
@@ -161,7 +57,7 @@ def test_a_begin_frame_that_comes_after_the_abort_opens_nothing() -> None:
 
 
 def test_the_comparison_notices_that_a_late_begin_frame_opens_a_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (restore, upkeep):
+    for module in (restore, expiry):
         monkeypatch.setattr(module, "drop_aborted", lambda _group, _transactions: iter(()))
     bench = Bench.fresh(UNLISTED)
     assert len(_late_begins(bench)) > 0
@@ -170,32 +66,26 @@ def test_the_comparison_notices_that_a_late_begin_frame_opens_a_transaction(monk
 
 def test_a_begin_frame_that_comes_long_after_the_abort_and_a_takeover_opens_nothing_for_long() -> None:
     bench = Bench.fresh(UNLISTED)
-    for number in range(12):
-        bench.do("aborted", number, STREAMS[0])
-        bench.rest()
+    aborts(bench, 12)
     bench.take_over()
     for number in range(12):
         bench.do("late", number, STREAMS[1])
     bench.rest()
-    group = bench.leader.group
-    assert group is not None
+    group = led(bench)
     assert not group.fold.open
-    assert not group.recorded
-    assert group.fold.dropped["late"] == 12
+    assert not group.records.recorded
+    assert group.fold.rejected["late"] == 12
     indexes = group.snapshots.partitions[STREAMS[1].buffer_topic(), 0].aborted.indexes
     assert group.snapshots.metrics.segment_ops[Op.READ] == len(indexes) > 2, "each is read once, when it is needed"
 
 
 def _late_begins(bench: Bench) -> set[bytes]:
     """Abort so many transactions that segments are sealed; then other BEGIN frames of them arrive. Gives the open."""
-    for number in range(12):
-        bench.do("aborted", number, STREAMS[0])
-        bench.rest()
+    aborts(bench, 12)
     for number in range(12):
         bench.do("late", number, STREAMS[1])
     bench.take_over()
-    assert bench.leader.group is not None
-    return set(bench.leader.group.fold.open)
+    return set(led(bench).fold.open)
 
 
 def _current(bench: Bench, topic: str) -> dict[bytes, bytes]:
@@ -206,9 +96,7 @@ def _current(bench: Bench, topic: str) -> dict[bytes, bytes]:
 
 def test_segments_are_sealed_and_named_by_sequence_id_and_topic() -> None:
     bench = Bench.fresh()
-    for number in range(12):
-        bench.do("aborted", number, STREAMS[0])
-        bench.rest()
+    aborts(bench, 12)
     keys = sorted(_current(bench, SEGMENTS))
     assert b"0-sales.orders.transaction-buffer-partition-0" in keys
     assert len(keys) >= 4
@@ -242,9 +130,7 @@ def test_the_format_changes_without_loss_both_ways() -> None:
 @pytest.mark.parametrize("damage", ["changed", "missing", "foreign"])
 def test_what_is_damaged_is_made_anew_from_the_buffer(topic: str, damage: str) -> None:
     bench = Bench.fresh()
-    for number in range(12):
-        bench.do("aborted", number, STREAMS[0])
-        bench.rest()
+    aborts(bench, 12)
     for number in range(12):  # so that the next leader has to look into every segment
         bench.do("late", number, STREAMS[1])
     log = bench.world.topics[topic]
@@ -257,27 +143,23 @@ def test_what_is_damaged_is_made_anew_from_the_buffer(topic: str, damage: str) -
             case _:
                 log.entries[offset].item = (key, b"what somebody else has written")
     bench.take_over()
-    assert bench.leader.group is not None
-    assert not bench.leader.group.fold.open
+    assert not led(bench).fold.open
     assert not bench.world.broken
     bench.rest()
     bench.take_over()
-    assert not bench.leader.group.snapshots.warnings
+    assert not led(bench).snapshots.warnings
     assert not bench.world.broken
 
 
 def test_the_generation_before_is_used_when_the_newest_is_damaged() -> None:
     bench = Bench.fresh()
-    for number in range(3):
-        bench.do("aborted", number, STREAMS[0])
-        bench.rest()
+    aborts(bench, 3)
     log = bench.world.topics[INDEXES]
     rows = [(offset, key, decode_snapshot(value)) for offset, (key, value) in log.visible()]
     offset, key, newest = max(rows, key=lambda row: (row[2].partition, row[2].generation))
     log.entries[offset].item = (key, b"\1damaged")
     bench.take_over()
-    group = bench.leader.group
-    assert group is not None
+    group = led(bench)
     assert len(group.snapshots.warnings) == 1
     known = group.snapshots.partitions[newest.partition]
     assert known.is_restored
@@ -294,8 +176,7 @@ def test_a_snapshot_of_an_earlier_topic_of_the_same_name_is_not_used() -> None:
         bench.world.nodes[path] = value.replace(earlier, b"id-other")
     bench.world.topics[STREAMS[0].buffer_topic()].id = "id-other"
     bench.take_over()
-    group = bench.leader.group
-    assert group is not None
+    group = led(bench)
     assert not group.snapshots.partitions[STREAMS[0].buffer_topic(), 0].is_restored
     assert "another topic" in group.snapshots.warnings[0]
     assert not bench.world.broken
@@ -303,9 +184,7 @@ def test_a_snapshot_of_an_earlier_topic_of_the_same_name_is_not_used() -> None:
 
 def test_a_deleted_stream_leaves_no_snapshots() -> None:
     bench = Bench.fresh()
-    for number in range(6):
-        bench.do("aborted", number, STREAMS[0])
-        bench.rest()
+    aborts(bench, 6)
     request = AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(STREAMS[0]), created_ms=0)
     bench.world.request(GROUP, request.to_json())
     bench.rest()
@@ -326,8 +205,7 @@ def test_the_operations_that_are_counted_are_those_that_the_topics_hold() -> Non
         bench.rest()
         if number == 16:
             bench.do("commit", 9, STREAMS[0])
-    group = bench.leader.group
-    assert group is not None
+    group = led(bench)
     found: dict[str, Counter[Op]] = {"segment": Counter(), "index": Counter(), "ongoing": Counter()}
     for topic, kind in ((SEGMENTS, "segment"), (INDEXES, "index")):
         for _, (key, value) in bench.world.topics[topic].visible():
@@ -347,13 +225,10 @@ def test_the_operations_that_are_counted_are_those_that_the_topics_hold() -> Non
 
 def test_the_metrics_are_those_of_the_proposal() -> None:
     bench = Bench.fresh()
-    for number in range(12):
-        bench.do("aborted", number, STREAMS[0])
-        bench.rest()
+    aborts(bench, 12)
     bench.take_over()
     bench.rest()
-    group = bench.leader.group
-    assert group is not None
+    group = led(bench)
     group.snapshots.metrics.note_entry(1 << 30)
     lines = text_of(leader_samples(group, view_of(group)))
     label = f'group="{group.name}"'
@@ -365,8 +240,7 @@ def test_the_metrics_are_those_of_the_proposal() -> None:
 
 
 def test_metrics_of_a_stream_name_its_topic_if_it_is_adopted() -> None:
-    group = Bench.fresh().leader.group
-    assert group is not None
+    group = led(Bench.fresh())
     stream = next(iter(group.streams.values()))
     label = f'group="{group.name}",stream="{stream.config.name}"'
     lines = text_of(leader_samples(group, view_of(group)))

@@ -10,24 +10,23 @@ import pytest
 
 from coordinator.tests.makers import GROUP, Bench
 from coordinator.tests.sim_world import Entry, World
+from rollbridge.base.effects import AnyEffect, Steps, run
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import DLSN, EMPTY, SN
 from rollbridge.errors import InvalidNameError, InvalidRequestError, StreamRecreatedError
-from rollbridge.model import paths
-from rollbridge.model.cas import Condition, Scope, holds
-from rollbridge.model.epochs import EpochHistory, check_chain
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import even_ranges
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.names import StreamName
-from rollbridge.model.position import FORMER_MAX, UNSEEN_RECORDS, Former, former_among
-from rollbridge.model.reading import ReadingPlan
-from rollbridge.model.records import StreamConfig, StreamState
-from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge.model.sn import DLSN, EMPTY, SN
-from rollbridge.model.truncation import floors_of, without_epochs
-from rollbridge_coordinator.procedures.streams import create_stream, delete_further, delete_stream
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state import streams
-from rollbridge_coordinator.state.effects import Steps
+from rollbridge.metadata import paths
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.stream.conditions import Condition, Scope, holds
+from rollbridge.stream.config import StreamConfig, StreamState
+from rollbridge.stream.epochs import EpochHistory, check_chain, without_epochs
+from rollbridge.stream.keyspace import even_ranges
+from rollbridge.stream.names import StreamName
+from rollbridge.stream.positions import FORMER_MAX, UNSEEN_RECORDS, DeletedStream, former_among
+from rollbridge.stream.reading import KeyLineage, ReadingPlan
+from rollbridge.stream.truncation import floors_of
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core import stream_state
+from rollbridge_coordinator.streams.create import create_stream, delete_further, delete_stream
 
 ORDERS = StreamName.parse("sales/orders")
 TOPICS = [ORDERS.buffer_topic(), *(ORDERS.segment_topic(SegmentId.of(number, 0)) for number in (0, 1))]
@@ -48,15 +47,15 @@ def world() -> World:
 
 def create(world: World, *, late_into: str = "", request: AdminRequest = REQUEST) -> bool:
     """Create the stream while a late writer waits for a topic; tells whether it exists afterwards."""
-    steps, answer = create_stream(Bench({}).group, "1", request, 0), None
-    while True:
-        try:
-            effect: Any = steps.send(answer)
-        except StopIteration:
-            return paths.stream(ORDERS) in world.nodes
-        answer = world.execute(effect, 1)
+
+    def answer(effect: AnyEffect) -> Any:
+        result = world.execute(effect, 1)
         if late_into and isinstance(effect, fx.CreateTopics):
             world.topics[late_into].entries.append(Entry("late"))
+        return result
+
+    run(create_stream(Bench({}).group, "1", request, 0), answer)
+    return paths.stream(ORDERS) in world.nodes
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
@@ -110,7 +109,7 @@ class Lives:
         """The topics of streams."""
         return self.world.topics.keys() - {GROUP.terminated_topic}
 
-    def create(self) -> streams.LedStream:
+    def create(self) -> stream_state.LedStream:
         """Create it, to the end."""
         self._run(create_stream(self.bench.group, self._request(), REQUEST, 0))
         return self.bench.group.streams[str(ORDERS)]
@@ -124,7 +123,7 @@ class Lives:
         """A new leader finishes what the one before left behind."""
         config = StreamConfig.from_json(self.world.nodes[paths.stream(ORDERS)])
         self.bench = Bench({})
-        self.bench.group.doomed[str(ORDERS)] = streams.Doomed(config)
+        self.bench.group.doomed[str(ORDERS)] = stream_state.Doomed(config)
         self._run(self._deletion())
 
     def _deletion(self, request: str | None = None) -> Steps[None]:
@@ -175,7 +174,7 @@ def test_another_life_of_a_stream_uses_no_name_and_no_number_of_the_one_before(l
         assert not check_chain(stream.history.records, stream.history.first, stream.history.born)
         assert lives.delete()
         assert not lives.topics()
-    assert len(lives.world.children(paths.formers(ORDERS.scope))) == 4
+    assert len(lives.world.children(paths.deleted_streams(ORDERS.scope))) == 4
 
 
 @pytest.mark.parametrize("place", range(20))
@@ -207,13 +206,15 @@ def test_a_stream_that_another_version_has_marked_and_whose_topics_are_gone_is_b
 
 
 def test_what_is_kept_of_deleted_streams_is_bounded(world: World) -> None:
-    world.ensure(paths.formers(ORDERS.scope))
+    world.ensure(paths.deleted_streams(ORDERS.scope))
     for number in range(FORMER_MAX):
-        world.nodes[f"{paths.formers(ORDERS.scope)}/{Former(number + 1, 7 * number).node(f's-{number}')}"] = b""
+        world.nodes[
+            f"{paths.deleted_streams(ORDERS.scope)}/{DeletedStream(number + 1, 7 * number).node(f's-{number}')}"
+        ] = b""
     lives = Lives(world)
     lives.create()
     assert lives.delete()
-    kept = world.children(paths.formers(ORDERS.scope))
+    kept = world.children(paths.deleted_streams(ORDERS.scope))
     assert len(kept) < FORMER_MAX
     for number in (0, 400, FORMER_MAX - 1):
         known = former_among(kept, StreamName(ORDERS.scope, f"s-{number}"))
@@ -235,11 +236,11 @@ def test_nothing_of_a_former_life_is_accepted() -> None:
     ):
         with pytest.raises(StreamRecreatedError):
             refused()
-    course = KeyLineage(history, 0.1)
+    lineage = KeyLineage(history, 0.1)
     for expected in (SN(sequence_id=17), SN(DLSN(1, 0, 4)), SN(DLSN(1, 0, 4), None, 4)):
         for scope in Scope:
             with pytest.raises(InvalidRequestError, match="deleted"):
-                holds(Condition(expected, scope, b"key"), EMPTY, 1_007, course)
+                holds(Condition(expected, scope, b"key"), EMPTY, 1_007, lineage)
     bases = without_epochs(scaled_twice(history), 5).graph.sequence_bases
     assert min(bases.values()) >= 1_000
 

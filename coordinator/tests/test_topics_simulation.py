@@ -31,14 +31,15 @@ from coordinator.tests.sim_topics import (
 )
 from coordinator.tests.sim_truncation import history_of
 from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, Topic, shard
+from rollbridge.commitlog.control import ControlKind
 from rollbridge.errors import RollbridgeError
-from rollbridge.model import paths
-from rollbridge.model.control import ControlKind
-from rollbridge.model.epochs import EpochCause, check_chain
-from rollbridge.model.records import Group, StreamState
-from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.faults import StaleStateError
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import Group
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.stream.config import StreamState
+from rollbridge.stream.epochs import EpochCause, check_chain
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.waits import StaleStateError
 
 STEPS = 4_000
 DRAIN_STEPS = 12_000
@@ -74,7 +75,7 @@ class Run:
         self.leaders: list[TopicsLeader] = [TopicsLeader(self.world, GROUP)]
         self.points: Counter[str] = Counter()
         self.is_waiting = False
-        self.suspended = 0
+        self.pending_changes = 0
         """How many scales have waited half done."""
         self.grown = 0
         """How often the stream was looked at when it had taken in partitions last."""
@@ -189,8 +190,8 @@ class Run:
         self._replace(leader)
 
     def _note_suspension(self) -> None:
-        before, self.is_waiting = self.is_waiting, bool(self.world.children(paths.suspended(GROUP)))
-        self.suspended += self.is_waiting and not before
+        before, self.is_waiting = self.is_waiting, bool(self.world.children(paths.pending_changes(GROUP)))
+        self.pending_changes += self.is_waiting and not before
 
     def _replace(self, leader: TopicsLeader) -> None:
         self.leaders.remove(leader)
@@ -335,6 +336,7 @@ def run(seed: int, *defects: str) -> Run:
     return history
 
 
+@pytest.mark.long_cases("0")
 @pytest.mark.parametrize("block", range(2))
 def test_an_adopted_topic_loses_nothing_whatever_crashes_where(block: int) -> None:
     for seed in range(block * 4, block * 4 + 4):
@@ -367,7 +369,7 @@ def test_many_histories_of_an_adopted_topic_cover_what_they_are_for() -> None:
         points.update(history.points)
         counts.update(history.owner.counts)
         counts.update({f"{title} {code}": count for (title, code), count in history.keeper.answers.items()})
-        counts["suspended"] += history.suspended
+        counts["suspended"] += history.pending_changes
     assert not {name: counts[name] for name, least in LEAST.items() if counts[name] < least}, counts
     assert not CRASH_AT - points.keys(), sorted(CRASH_AT - points.keys())
 

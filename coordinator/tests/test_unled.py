@@ -11,33 +11,27 @@ from typing import Any
 
 import pytest
 
+from coordinator.tests.scenes import GROUP, ORDERS, OTHER, Scene, begin_both, commit_both, write_both
 from coordinator.tests.sim_world import World
-from coordinator.tests.test_refused_rolls import (
-    GROUP,
-    ORDERS,
-    OTHER,
-    Scene,
-    begin_both,
-    commit_both,
-    write_both,
-)
+from rollbridge.base.effects import AnyEffect
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import FrameHeader
+from rollbridge.commitlog.control import ControlKind
+from rollbridge.commitlog.outcomes import EndedIds
 from rollbridge.errors import CoordinatorUnavailableError, ZooKeeperOutdatedError
-from rollbridge.model import paths
-from rollbridge.model.changes import BUFFER_LOST, BUFFER_UNREADABLE, FORMAT_NEWER, METADATA_UNREADABLE, StreamFault
-from rollbridge.model.control import ControlKind
-from rollbridge.model.ended import EndedIds
-from rollbridge.model.frames import FrameHeader
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.journal import is_deleted
-from rollbridge.model.names import StreamName
-from rollbridge.model.records import StreamConfig
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge_coordinator.procedures import rolling
-from rollbridge_coordinator.procedures.suspended import read_change
-from rollbridge_coordinator.state import effects as fx
-from rollbridge_coordinator.state.faults import StaleStateError
+from rollbridge.metadata import paths
+from rollbridge.metadata.changes import BUFFER_LOST, BUFFER_UNREADABLE, FORMAT_NEWER, METADATA_UNREADABLE, StreamFault
+from rollbridge.metadata.journal import is_deleted
+from rollbridge.metadata.requests import RequestKind
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.names import StreamName
+from rollbridge_coordinator.commit import roll
+from rollbridge_coordinator.core import effects as fx
+from rollbridge_coordinator.core.waits import StaleStateError
+from rollbridge_coordinator.streams.pending_changes import read_change
 
 BUFFER = ORDERS.buffer_topic()
+THIRD = StreamName("sales", "third")
 
 Spoil = Callable[[World], None]
 
@@ -143,8 +137,7 @@ def test_the_group_is_led_without_a_stream_that_cannot_be_read(name: str) -> Non
     spoil_and_take_over(scene, spoil)
     scene.until(lambda: fault_of(scene) == code)
     scene.others_go_on()
-    for _ in range(2_000):
-        scene.step()
+    scene.steps(2_000)
     assert fault_of(scene) == code
     assert scene.terms_ended == 0, "nobody tries again by taking over"
     scene.others_go_on()
@@ -158,18 +151,13 @@ def test_a_stream_that_cannot_be_read_can_be_deleted_and_its_name_used_again(nam
     recorded = open_for_long(scene, ORDERS)
     spoil_and_take_over(scene, spoil)
     scene.until(lambda: fault_of(scene) == code)
-    request = AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=0)
-    answer = scene.world.request(GROUP, request.to_json())
-    scene.until(lambda: answer in scene.world.nodes)
-    assert AdminAnswer.from_json(scene.world.nodes[answer]).ok, scene.world.nodes[answer]
+    answer = scene.answer(RequestKind.DELETE_STREAM, ORDERS)
+    assert answer.ok, answer
     assert paths.stream(ORDERS) not in scene.world.nodes
     assert not [topic for topic in scene.world.topics if topic.startswith("sales.orders.segment")]
-    scene.until(lambda: scene.outcome(recorded) is not None)
-    scene.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), segments=1, created_ms=0))
-    scene.until(lambda: paths.stream(ORDERS) in scene.world.nodes)
-    mine = scene.begin(ORDERS)
-    scene.commit(ORDERS, mine)
-    scene.until(lambda: scene.visible(mine) == 1)
+    scene.ended(recorded)
+    scene.create(ORDERS)
+    scene.commits(ORDERS)
     scene.take_over()
     scene.others_go_on()
 
@@ -179,10 +167,7 @@ def test_a_stream_without_a_topic_of_its_owners_is_not_released_though_it_is_not
     scene = Scene()
     spoil_and_take_over(scene, deny)
     scene.until(lambda: fault_of(scene) == BUFFER_UNREADABLE)
-    request = AdminRequest(kind=RequestKind.RELEASE_TOPIC, stream=str(ORDERS), created_ms=0)
-    answer = scene.world.request(GROUP, request.to_json())
-    scene.until(lambda: answer in scene.world.nodes)
-    assert AdminAnswer.from_json(scene.world.nodes[answer]).code == "invalid-request"
+    assert scene.answer(RequestKind.RELEASE_TOPIC, ORDERS).code == "invalid-request"
     assert paths.stream(ORDERS) in scene.world.nodes
 
 
@@ -193,16 +178,15 @@ def test_a_deletion_that_is_withdrawn_costs_the_stream_nothing() -> None:
     scene.until(lambda: fault_of(scene) == BUFFER_UNREADABLE)
     asked = paths.requests(GROUP)
 
-    def withdraw(effect: fx.AnyEffect, _: object) -> None:
+    def withdraw(effect: AnyEffect, _: object) -> None:
         if isinstance(effect, fx.Write) and any(item.path.startswith(asked) for item in effect.operations):
             for name in scene.world.children(asked):
                 del scene.world.nodes[f"{asked}/{name}"]
 
     scene.world.refuses = withdraw
-    scene.ask(AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=0))
+    scene.ask(RequestKind.DELETE_STREAM, ORDERS)
     scene.until(lambda: not scene.world.children(asked))
-    for _ in range(1_000):
-        scene.step()
+    scene.steps()
     assert scene.outcome(recorded) is None
     scene.world.unreadable.clear()
     scene.commit(ORDERS, recorded)
@@ -220,8 +204,7 @@ def test_a_stream_that_can_be_read_again_is_led_again_with_all_that_was_open(nam
     scene.take_over()  # before anybody has read that
     spoil_and_take_over(scene, spoil)
     scene.until(lambda: fault_of(scene) == code)
-    for _ in range(2_000):
-        scene.step()
+    scene.steps(2_000)
     assert scene.outcome(old) is None
     assert scene.outcome(recorded) is None
     scene.world.unreadable.clear()
@@ -242,13 +225,12 @@ def test_what_is_known_to_be_lost_with_a_buffer_is_aborted_with_the_reason(spoil
     spoil_and_take_over(scene, spoil)
     commit_both(scene, both)
     scene.commit(OTHER, elsewhere)
-    scene.until(lambda: all(scene.outcome(item) is not None for item in (recorded, both, elsewhere)))
     for item in (recorded, both):
-        outcome = scene.outcome(item)
-        assert outcome is not None
+        outcome = scene.ended(item)
         assert outcome.kind is ControlKind.ABORT
         assert "lost with stream sales/orders" in outcome.reason
         assert scene.visible(item) == 0
+    scene.ended(elsewhere)
     assert scene.visible(elsewhere) == 1
     scene.until(lambda: paths.transaction(GROUP, recorded) not in scene.world.nodes)
     for _ in range(3):
@@ -288,10 +270,9 @@ def test_a_zookeeper_that_names_the_buffer_of_a_former_life_was_set_back() -> No
     scene.commit(ORDERS, scene.old)
     scene.until(lambda: scene.outcome(scene.old) is not None)
     backup = {path: value for path, value in scene.world.nodes.items() if path.startswith(paths.stream(ORDERS))}
-    scene.ask(AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=0))
+    scene.ask(RequestKind.DELETE_STREAM, ORDERS)
     scene.until(lambda: paths.stream(ORDERS) not in scene.world.nodes)
-    scene.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(ORDERS), segments=1, created_ms=0))
-    scene.until(lambda: paths.stream(ORDERS) in scene.world.nodes)
+    scene.create(ORDERS)
     scene.commit(ORDERS, open_for_long(scene, ORDERS))
     for path in [path for path in scene.world.nodes if path.startswith(paths.stream(ORDERS))]:
         del scene.world.nodes[path]
@@ -314,18 +295,16 @@ def test_a_stream_that_somebody_has_deleted_in_zookeeper_is_given_back_with_what
     assert scene.terms_ended == 1, "the first takeover gives it back, the second one leads it"
     scene.terms_ended = 0
     scene.commit(ORDERS, begun)
-    scene.until(lambda: scene.outcome(begun) is not None)
-    assert scene.outcome(begun).kind is ControlKind.COMMIT  # type: ignore[union-attr]
+    assert scene.ended(begun).kind is ControlKind.COMMIT
     scene.others_go_on()
     assert not scene.world.broken
 
 
 def test_a_stream_that_a_backup_may_have_lacked_is_not_given_back() -> None:
     scene = Place()
-    scene.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream="sales/third", segments=1, created_ms=0))
-    third = StreamName("sales", "third")
-    scene.until(lambda: paths.epoch(third, 0) in scene.leader.group.journal.nodes)  # type: ignore[union-attr]
-    for path in tree(scene, third):
+    scene.ask(RequestKind.CREATE_STREAM, THIRD, segments=1)
+    scene.until(lambda: paths.epoch(THIRD, 0) in scene.leader.group.journal.nodes)  # type: ignore[union-attr]
+    for path in tree(scene, THIRD):
         del scene.world.nodes[path]
     scene.take_over()
     with pytest.raises(ZooKeeperOutdatedError, match="does not know stream sales/third"):
@@ -345,14 +324,10 @@ def test_what_somebody_has_emptied_is_aborted_if_a_record_tells_of_it() -> None:
     scene = Scene()
     recorded = open_for_long(scene, ORDERS)
     spoil_and_take_over(scene, empty)
-    scene.until(lambda: scene.outcome(recorded) is not None)
-    outcome = scene.outcome(recorded)
-    assert outcome is not None
+    outcome = scene.ended(recorded)
     assert (outcome.kind, "emptied" in outcome.reason) == (ControlKind.ABORT, True)
     assert not fault_of(scene)
-    mine = scene.begin(ORDERS)
-    scene.commit(ORDERS, mine)
-    scene.until(lambda: scene.visible(mine) == 1)
+    scene.commits(ORDERS)
 
 
 @pytest.mark.parametrize("is_garbled", [False, True], ids=["outcome forgotten", "record garbled"])
@@ -373,27 +348,20 @@ def test_what_may_have_been_committed_is_not_aborted_for_a_record_of_it(
 
 def test_a_roll_of_a_stream_that_is_lost_meanwhile_goes_on_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
     scene = Scene()
-    third = StreamName("sales", "third")
-    scene.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(third), segments=1, created_ms=0))
-    scene.until(lambda: paths.stream(third) in scene.world.nodes)
-    monkeypatch.setattr(rolling, "ROLL_BYTES_MAX", 1)
+    scene.create(THIRD)
+    monkeypatch.setattr(roll, "ROLL_BYTES_MAX", 1)
     both = begin_both(scene)
     scene.until(lambda: paths.committing(GROUP) in scene.world.nodes)
     spoil_and_take_over(scene, delete)
     assert paths.committing(GROUP) not in scene.world.nodes
-    assert scene.world.children(paths.suspended(GROUP))
-    mine = scene.begin(third)
-    scene.commit(third, mine)
-    scene.until(lambda: scene.visible(mine) == 1)
-    scene.until(lambda: scene.outcome(both) is not None)
-    outcome = scene.outcome(both)
-    assert outcome is not None
-    assert outcome.kind is ControlKind.ABORT
+    assert scene.world.children(paths.pending_changes(GROUP))
+    scene.commits(THIRD)
+    assert scene.ended(both).kind is ControlKind.ABORT
     scene.until(lambda: not fault_of(scene, OTHER), 60_000)
     scene.others_go_on()
-    assert scene.world.children(paths.suspended(GROUP)), "what is half done of the lost stream"
-    scene.ask(AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(ORDERS), created_ms=0))
-    scene.until(lambda: not scene.world.children(paths.suspended(GROUP)), 60_000)
+    assert scene.world.children(paths.pending_changes(GROUP)), "what is half done of the lost stream"
+    scene.ask(RequestKind.DELETE_STREAM, ORDERS)
+    scene.until(lambda: not scene.world.children(paths.pending_changes(GROUP)), 60_000)
     scene.others_go_on()
 
 
@@ -414,16 +382,14 @@ def test_a_change_that_cannot_be_read_is_put_aside_wherever_it_was(
     else:
         node = paths.scaling(GROUP)
         halves = ((0.0, 0.25), (0.25, 0.5))
-        scene.ask(
-            AdminRequest(kind=RequestKind.SCALE_STREAM, stream=str(ORDERS), seal=(1,), ranges=halves, created_ms=0)
-        )
+        scene.ask(RequestKind.SCALE_STREAM, ORDERS, seal=(1,), ranges=halves)
     scene.until(lambda: node in scene.world.nodes)
     for _ in range(steps):
         if node in scene.world.nodes:
             scene.step()
     if scene.world.nodes.pop(node, None) is not None or not steps:
         title = "roll-orders-2" if kind == "roll" else "scale-orders-2"
-        scene.world.nodes[f"{paths.suspended(GROUP)}/{title}" if is_aside else node] = value
+        scene.world.nodes[f"{paths.pending_changes(GROUP)}/{title}" if is_aside else node] = value
         scene.take_over()
         scene.until(lambda: led(scene))
         assert [scene.world.nodes[f"{paths.unreadable(GROUP)}/{item}"] for item in aside(scene)] == [value]
@@ -461,23 +427,18 @@ def test_what_was_prepared_of_a_stream_that_is_not_led_is_left_alone() -> None:
     topics = set(scene.world.topics)
     spoil_and_take_over(scene, write(paths.stream(ORDERS), b"garbage"))
     scene.others_go_on()
-    for _ in range(2_000):
-        scene.step()
+    scene.steps(2_000)
     assert topics <= set(scene.world.topics)
     assert paths.stream(ORDERS) in scene.leader.group.journal.nodes  # type: ignore[union-attr]
 
 
 def test_the_journal_drops_what_is_deleted_while_another_stream_is_not_led() -> None:
     scene = Scene()
-    third = StreamName("sales", "third")
-    scene.ask(AdminRequest(kind=RequestKind.CREATE_STREAM, stream=str(third), segments=1, created_ms=0))
-    scene.until(lambda: paths.stream(third) in scene.world.nodes)
+    scene.create(THIRD)
     spoil_and_take_over(scene, deny)
     journal = scene.leader.group.journal.nodes  # type: ignore[union-attr]
     assert paths.epoch(OTHER, 0) in journal
-    request = AdminRequest(kind=RequestKind.DELETE_STREAM, stream=str(OTHER), created_ms=0)
-    answer = scene.world.request(GROUP, request.to_json())
-    scene.until(lambda: answer in scene.world.nodes)
+    scene.answer(RequestKind.DELETE_STREAM, OTHER)
     scene.until(lambda: not [path for path in journal if path.startswith(f"{paths.stream(OTHER)}/")])
     assert is_deleted(journal[paths.stream(OTHER)])
     assert paths.epoch(ORDERS, 0) in journal
@@ -488,10 +449,7 @@ def test_what_may_be_in_a_buffer_that_cannot_be_read_is_not_denied() -> None:
     scene = Scene()
 
     def ask(**named: Any) -> str:
-        request = AdminRequest(client_name="c", created_ms=0, **named)
-        path = scene.world.request(GROUP, request.to_json())
-        scene.until(lambda: path in scene.world.nodes)
-        return AdminAnswer.from_json(scene.world.nodes[path]).code
+        return scene.answer(client_name="c", **named).code
 
     old, ended = str(scene.old), scene.begin(OTHER)
     questions: list[dict[str, Any]] = [

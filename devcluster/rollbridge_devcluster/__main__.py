@@ -2,9 +2,8 @@
 
 ``prepare [SET ...]`` checks that there is a Java and fetches sets of jars (default: those of the servers), so that
 later starts need not. ``tools DIRECTORY`` puts Kafka's own command-line programs there, such as
-``kafka-console-consumer.sh``, for machines without a distribution of Kafka. ``reap home|session NAME`` is the watcher
-of ``rollbridge_devcluster.reaper``, and ``reap stale`` removes from the container engine what such watchers had no time
-for.
+``kafka-console-consumer.sh``, for machines without a distribution of Kafka. ``reap DIRECTORY`` is the watcher of
+``rollbridge_devcluster.reaper``.
 """
 
 from __future__ import annotations
@@ -72,13 +71,9 @@ def _run(arguments: Sequence[str]) -> int:
         case ["tools", directory]:
             write_tools(Path(directory))
             return 0
-        case ["reap", "stale"]:
-            removed = import_module("rollbridge_devcluster.engine").remove_stale()
-            print(f"removed {removed} containers, networks and volumes of processes that are gone")
-            return 0
-        case ["reap", "home" | "session" as kind, name]:
+        case ["reap", directory]:
             # By name, for it needs psutil, which is there with the extra `local` only.
-            import_module("rollbridge_devcluster.reaper").reap_when_orphaned(kind, name)
+            import_module("rollbridge_devcluster.reaper").end_home(directory)
             return 0
         case _:
             print(__doc__, file=sys.stderr)

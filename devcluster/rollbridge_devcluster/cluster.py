@@ -1,7 +1,7 @@
-"""Start, look at and stop a cluster of processes: bring what runs in line with what is wanted.
+"""Start, inspect and stop a cluster of processes: make the running parts match the request.
 
-``up`` starts only what does not run, so it is also how a part that died comes back. Whoever changes a cluster holds
-its lock, and the operating system is asked what runs (``rollbridge_devcluster.processes``), so repeated, concurrent and
+``up`` starts only what does not run, so it also replaces a part that died. Each change of a cluster takes its lock, and
+asks the operating system which parts run (:mod:`rollbridge_devcluster.processes`), so repeated, concurrent and
 half-failed starts are no special cases.
 """
 
@@ -47,16 +47,16 @@ _NOTHING: Final = ClusterState(
 )
 
 Report = Callable[[str], object]
-"""Is told, in a line each, what happens."""
+"""Callback for progress, one line each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """What ``up`` found and did."""
+    """Result of ``up``."""
 
     state: ClusterState
     parts: tuple[str, ...]
-    """What this call started, in this order; nothing when all was running."""
+    """Parts that this call started, in this order; empty if all were running."""
 
 
 class DevCluster:
@@ -71,12 +71,10 @@ class DevCluster:
     def up(self, wishes: Wishes | None = None, *, only: Sequence[str] | None = None, **coordinator: Any) -> Started:
         """Promise that everything (or the parts in ``only``) runs and answers when this returns.
 
-        If it fails, whatever it started is stopped again; what ran before goes on running, and a gateway that could not
-        be had is not asked for any more.
+        On failure, everything it started is stopped again; other parts continue, and a gateway that failed to start is
+        no longer part of the cluster.
 
         Args:
-            wishes: What is asked for.
-            only: These parts.
             coordinator: ``environment`` and ``program`` of coordinators, as
                 :class:`~rollbridge_devcluster.nodes.CoordinatorProcess` takes them.
 
@@ -90,11 +88,11 @@ class DevCluster:
                 try:
                     return self._up(wishes, only, coordinator)
                 except PortLostError as exc:
-                    # Only a port that nobody asked for may be another one next time.
+                    # Only a port that was not requested may be another one next time.
                     asked = (wishes.kafka_port, wishes.zookeeper_port, wishes.gateway_port)
                     if attempt == _PORT_ATTEMPTS - 1 or any(asked):
                         raise
-                    _log.info("trying other ports: %s", exc)
+                    _log.info('ports.retry reason="%s"', exc)
         raise AssertionError("the last attempt returns or raises")
 
     def _up(self, wishes: Wishes, only: Sequence[str] | None, coordinator: Mapping[str, Any]) -> Started:
@@ -133,7 +131,7 @@ class DevCluster:
     def _start(
         self, parts: Sequence[str], state: ClusterState, coordinator: Mapping[str, Any], started: list[str]
     ) -> None:
-        """Start the named parts, those together that need none of each other, and return when all of them answer."""
+        """Start the named parts, independent ones together, and return when all of them answer."""
         for directory in (self.home.logs, self.home.scratch):
             private_directory(directory)
         # ZooKeeper first: it starts while Kafka's storage is still being formatted.
@@ -160,13 +158,13 @@ class DevCluster:
                 self._report(f"{node.part} answers after {time.monotonic() - began:.1f} s")
 
     def node(self, part: str) -> ProcessNode:
-        """The node of a part, whether it runs or not, and whichever process has started it."""
+        """Return the node of a part, running or not, started by any process."""
         if part not in self._nodes:
             self._nodes[part] = process_node(self.home, self.home.load() or _NOTHING, part, self._cache)
         return self._nodes[part]
 
     def down(self) -> tuple[str, ...]:
-        """Promise that nothing of the cluster runs when this returns; names what it stopped.
+        """Promise that nothing of the cluster runs when this returns; return the stopped parts.
 
         Raises:
             LocalEnvironmentError: a process cannot be ended.
@@ -191,7 +189,7 @@ class DevCluster:
         return tuple(running)
 
     def _stop(self, parts: Iterable[str], patience_s: float) -> None:
-        """Stop parts so that none loses what it needs before itself: gateway, coordinators, Kafka, ZooKeeper."""
+        """Stop parts in reverse order of dependency: gateway, coordinators, Kafka, ZooKeeper."""
         named = set(parts) & set(processes.find(self.home.path))
         state = self._load_if_readable() or _NOTHING
         others = sorted(named - {GATEWAY, KAFKA, ZOOKEEPER})
@@ -219,10 +217,10 @@ class DevCluster:
         with self.home.locked(lambda: self._report(waiting)):
             yield
 
-    # -- what runs and answers now ----------------------------------------------------------------------
+    # -- status ------------------------------------------------------------------------------------------
 
     def status(self) -> ClusterStatus:
-        """Look at the cluster.
+        """Return the state of the cluster.
 
         Raises:
             LocalEnvironmentError: its state file is not readable.
@@ -266,7 +264,7 @@ class DevCluster:
 
 
 def files_of(home: Home, part: str) -> dict[str, str]:
-    """Return what is there of a part's files, by what they are."""
+    """Return a part's existing files, by their role."""
     kept = home.of(part)
     places = {
         "log": home.logs / f"{part}.log",
@@ -274,7 +272,7 @@ def files_of(home: Home, part: str) -> dict[str, str]:
         "configuration": kept / ("zoo.cfg" if part == ZOOKEEPER else "server.properties"),
         "data": kept / "data",
     }
-    # An empty file tells nothing, and would be the first that somebody opens.
+    # Omit empty files: they have no information.
     return {
         what: str(path) for what, path in places.items() if path.is_dir() or (path.is_file() and path.stat().st_size)
     }

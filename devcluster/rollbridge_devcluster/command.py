@@ -41,9 +41,9 @@ def up(
 ) -> None:
     """Start Kafka, ZooKeeper and a coordinator on this machine, and wait until they answer.
 
-    Other commands find them by themselves. What runs already is left alone, and what has died is started again, so it
-    does no harm to repeat this. Ports, data, the number of coordinators and whether there is a gateway are kept from
-    one time to the next; --no-gateway stops it.
+    Other commands find them without options. Running parts are kept, and dead ones are started again, so it is safe to
+    repeat. Ports, data, the number of coordinators and the gateway are kept from one start to the next; --no-gateway
+    stops the gateway.
     """
     if no_coordinator and coordinators:
         raise click.UsageError("--no-coordinator and --coordinators exclude each other")
@@ -87,14 +87,14 @@ def up(
 
 
 def look(home: Path) -> ClusterStatus:
-    """What of the cluster in a directory runs and answers, for ``rollbridge status``."""
+    """Return what of the cluster in a directory runs and answers, for ``rollbridge status``."""
     return DevCluster(Home(home)).status()
 
 
 @click.command()
 @click.pass_obj
 def down(context: CliContext) -> None:
-    """Stop the embedded cluster, whatever state it is in.
+    """Stop the embedded cluster, in any state.
 
     Data is kept for the next `rollbridge up`, unless it was started with --ephemeral.
     """

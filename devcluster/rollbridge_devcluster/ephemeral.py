@@ -8,7 +8,7 @@
         cluster.restart("kafka")
         cluster.kill_coordinator(coordinator)
 
-What such a cluster can do is the same on each runtime, and is done by its nodes.
+Its nodes provide the same operations on each runtime.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from rollbridge_devcluster.state import (
 
 
 class EphemeralCluster(ABC):
-    """Brokers and ZooKeeper servers, and coordinators as they are asked for.
+    """Brokers and ZooKeeper servers, and coordinators on request.
 
     Nodes are known by the name of their part: ``kafka`` and ``zookeeper``, or ``kafka-1``, ``zookeeper-1`` and so on
-    where there are several. It cannot outlive this process, however that ends. Usable as a context manager; not safe
-    for use from several threads at once.
+    where there are several. The cluster cannot outlive this process. Usable as a context manager; not safe for use from
+    several threads at once.
     """
 
     brokers: Sequence[str]
@@ -60,8 +60,8 @@ class EphemeralCluster(ABC):
         """Start all servers and return when they answer.
 
         Raises:
-            LocalEnvironmentError: something is missing on this machine, or a server does not start; nothing is left,
-                and notes of the error have what the servers said.
+            LocalEnvironmentError: something is missing on this machine, or a server does not start; nothing is left
+                running, and notes of the error have the servers' output.
         """
 
     @abstractmethod
@@ -81,21 +81,21 @@ class EphemeralCluster(ABC):
     @property
     @abstractmethod
     def bootstrap_servers(self) -> str:
-        """Kafka's address for clients on this machine; it stays the same over restarts."""
+        """Kafka's address for clients on this machine; stable over restarts."""
 
     @property
     @abstractmethod
     def zookeeper(self) -> str:
-        """ZooKeeper's address for clients on this machine; it stays the same over restarts."""
+        """ZooKeeper's address for clients on this machine; stable over restarts."""
 
     @property
     @abstractmethod
     def kafka_cluster_id(self) -> str:
-        """The id that Kafka gives for itself."""
+        """Kafka's own cluster id."""
 
     @abstractmethod
     def node(self, part: str) -> Node:
-        """The node of a part.
+        """Return the node of a part.
 
         Raises:
             NotFoundError: there is none.
@@ -104,7 +104,7 @@ class EphemeralCluster(ABC):
     # -- faults -----------------------------------------------------------------------------------------
 
     def runs(self, part: str) -> bool:
-        """Whether a part runs."""
+        """Return True if a part runs."""
         return self.node(part).runs()
 
     def kill(self, part: str) -> None:
@@ -116,7 +116,7 @@ class EphemeralCluster(ABC):
         self.node(part).kill()
 
     def pause(self, part: str) -> None:
-        """Let a part stand still: its connections stay open and nothing answers.
+        """Pause a part: its connections stay open, and it does not answer.
 
         Raises:
             NotFoundError: it does not run.
@@ -124,7 +124,7 @@ class EphemeralCluster(ABC):
         self.node(part).pause()
 
     def resume(self, part: str) -> None:
-        """The end of a pause."""
+        """Resume a paused part."""
         self.node(part).resume()
 
     @contextmanager
@@ -134,14 +134,14 @@ class EphemeralCluster(ABC):
             yield
 
     def restart(self, part: str, *, gracefully: bool = True) -> None:
-        """Stop a part if it runs, start it again on the same data and address, and return when it answers."""
+        """Restart a part on the same data and address, and return when it answers."""
         self.node(part).restart(gracefully=gracefully)
 
     @abstractmethod
     def add_listener(self, name: str, advertised: str) -> str:
-        """Have the only broker listen at one more address, where it says that it is at ``advertised``; restarts it.
+        """Add a listener to the only broker, which advertises it as ``advertised``; restarts the broker.
 
-        Whoever connects there through a proxy at ``advertised`` stays on that way.
+        A client that connects through a proxy at ``advertised`` stays on that way.
 
         Args:
             name: Of the listener, in capital letters.
@@ -165,7 +165,7 @@ class EphemeralCluster(ABC):
             coordinator.kill()
 
     def stop_coordinator(self, coordinator: Node) -> None:
-        """Ask a coordinator to end, and return when it has."""
+        """Stop a coordinator with SIGTERM, and return when it has ended."""
         coordinator.stop()
 
 
@@ -185,7 +185,7 @@ class ProcessCluster(EphemeralCluster):
         cache: JarCache | None = None,
         **wishes: Any,
     ) -> None:
-        """Only notes what is wanted; ``start`` starts it.
+        """Record the request; ``start`` starts the cluster.
 
         Args:
             kafka_settings: Broker settings on top of our defaults.
@@ -193,7 +193,7 @@ class ProcessCluster(EphemeralCluster):
             short_lived: False for measurements: the JVM compiles for speed, and starts more slowly.
             home: A directory that does not exist yet; a temporary one by default.
             cache: The servers' jars; those of ``rollbridge up`` by default.
-            wishes: What else :class:`~rollbridge_devcluster.state.Wishes` has.
+            wishes: Other fields of :class:`~rollbridge_devcluster.state.Wishes`.
         """
         super().__init__()
         self._wishes = Wishes(
@@ -214,7 +214,7 @@ class ProcessCluster(EphemeralCluster):
         if self._cluster is not None:
             return self
         home = Home(self._home or Path(tempfile.mkdtemp(prefix="rollbridge-")))
-        self._reaper = Reaper("home", str(home.path))
+        self._reaper = Reaper("rollbridge_devcluster", "reap", str(home.path))
         self._cluster = DevCluster(home, self._cache)
         try:
             self._state = self._start_servers(self._cluster, self._wishes)
@@ -228,7 +228,6 @@ class ProcessCluster(EphemeralCluster):
         return self
 
     def _start_servers(self, cluster: DevCluster, wishes: Wishes) -> ClusterState:
-        """Start both servers; returns when they answer."""
         return cluster.up(wishes).state
 
     def stop(self) -> None:
@@ -258,7 +257,7 @@ class ProcessCluster(EphemeralCluster):
 
     @property
     def logs(self) -> Path:
-        """The directory with what the servers say."""
+        """The directory with the servers' logs."""
         return self._running()[0].home.logs
 
     def node(self, part: str) -> ProcessNode:
@@ -285,7 +284,7 @@ class ProcessCluster(EphemeralCluster):
     def start_coordinator(
         self, *, env: Mapping[str, str] | None = None, program: Sequence[str] = COORDINATOR_PROGRAM
     ) -> ProcessNode:
-        """Start one more coordinator; ``program`` is what Python is to run."""
+        """Start one more coordinator; ``program`` is the program for Python."""
         cluster, _ = self._running()
         part = self.next_coordinator()
         cluster.up(only=[part], environment=env, program=program)

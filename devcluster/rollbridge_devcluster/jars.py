@@ -1,8 +1,8 @@
-"""Pinned jars, fetched once into the user's cache: right checksum or not there at all.
+"""Pinned jars, downloaded once into the user's cache with verified checksums.
 
-``jars.lock`` names every file with its SHA-256 and size. A file enters the cache by an atomic rename after its
-checksum was verified, so whatever stands there under its name is complete; several processes may fetch at once. Each
-process verifies the checksums again before it uses the files: others may write to the cache, too.
+``jars.lock`` names every file with its SHA-256 and size. A file enters the cache by an atomic rename after its checksum
+was verified, so a file there is complete; several processes may fetch at once. Each process verifies the checksums
+again before it uses the files: others may write to the cache, too.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Advance = Callable[[int], object]
 
 
 class ChecksumMismatchError(RollbridgeError):
-    """A fetched file is not the pinned one; it was thrown away and the cache is unchanged."""
+    """A fetched file is not the pinned one; it was deleted and the cache is unchanged."""
 
     code = "checksum-mismatch"
     exit_code = LocalEnvironmentError.exit_code
@@ -59,7 +59,7 @@ class ChecksumMismatchError(RollbridgeError):
 
 @dataclass(frozen=True, slots=True)
 class Jar:
-    """One file of a Maven 2 repository, with what it must be."""
+    """One file of a Maven 2 repository, with its pinned checksum and size."""
 
     path: str
     sha256: str
@@ -67,7 +67,7 @@ class Jar:
 
     @property
     def name(self) -> str:
-        """The file name, which holds artifact and version and so is unique in the cache."""
+        """Return the file name, which holds artifact and version and so is unique in the cache."""
         return self.path.rpartition("/")[2]
 
 
@@ -82,12 +82,12 @@ def read_lock(lock_file: Path = LOCK_FILE) -> Mapping[str, tuple[Jar, ...]]:
 
 
 def default_cache() -> Path:
-    """Where jars are kept between runs and between checkouts."""
+    """Return the directory of jars, shared by runs and checkouts."""
     return Path(platformdirs.user_cache_dir("rollbridge"))
 
 
 def repository() -> str:
-    """The Maven repository's base URL: the environment variable, else Maven Central."""
+    """Return the Maven repository's base URL: the environment variable, else Maven Central."""
     if override := os.environ.get(REPOSITORY_VARIABLE):
         return override.rstrip("/")
     # Imported here because only a fetch needs it, and every command of the command line would pay for it.
@@ -104,33 +104,33 @@ class JarCache:
     """Holds ``jars/``; created when first needed."""
     lock_file: Path = LOCK_FILE
     local_repository: Path | None = None
-    """Maven's own cache on this machine; a file with the right checksum is copied from there."""
+    """Maven's own cache on this machine; files with the right checksum are copied from there."""
     retry_seconds: float = 0.5
     """Pause after the first failed attempt; doubled after each further one."""
 
     @classmethod
     def default(cls, lock_file: Path = LOCK_FILE) -> JarCache:
-        """The cache of this user, which also looks into Maven's."""
+        """Return the cache of this user, which also reads Maven's."""
         maven = Path.home() / ".m2" / "repository"
         return cls(directory=default_cache(), lock_file=lock_file, local_repository=maven)
 
     def jars(self, *set_names: str) -> list[Jar]:
-        """The jars of the named sets, each once."""
+        """Return the jars of the named sets, each once."""
         sets = read_lock(self.lock_file)
         return list(dict.fromkeys(jar for name in set_names for jar in sets[name]))
 
     def location(self, jar: Jar) -> Path:
-        """Where the jar stands in the cache, whether or not it is there yet."""
+        """Return the path of a jar in the cache, fetched or not."""
         return self.directory / "jars" / jar.name
 
     def missing(self, *set_names: str) -> list[Jar]:
-        """The jars of the named sets that still have to be fetched."""
+        """Return the jars of the named sets that are not fetched yet."""
         return [jar for jar in self.jars(*set_names) if not self._has(jar)]
 
     def ensure(self, *set_names: str, quiet: bool = False) -> list[Path]:
-        """Fetch what is missing of the named sets and return all their files, in the lock's order.
+        """Fetch the missing jars of the named sets and return all their files, in the lock's order.
 
-        Shows a progress bar on standard error when that is a terminal, and two lines when it is not.
+        Shows a progress bar on standard error if that is a terminal, else two lines.
 
         Raises:
             LocalEnvironmentError: the repository cannot be reached or lacks a file, or the cache cannot be written.
@@ -147,7 +147,7 @@ class JarCache:
         path = self.location(jar)
         try:
             found = path.stat()
-            # The time of the inode's last change, which unlike that of the content nobody sets back.
+            # The time of the inode's last change, which programs do not set back, unlike that of the content.
             return found.st_size == jar.size_bytes and _sha256(path, found.st_ino, found.st_ctime_ns) == jar.sha256
         except OSError:
             return False
@@ -199,7 +199,7 @@ class JarCache:
 
     def _fetch(self, jar: Jar, base: str, advance: Advance, give_up: threading.Event) -> None:
         if self.local_repository and self._copy(self.local_repository / jar.path, jar):
-            _log.debug("%s: copied from %s", jar.name, self.local_repository)
+            _log.debug("jar.copied jar=%s source=%s", jar.name, self.local_repository)
             advance(jar.size_bytes)
             return
         url = f"{base}/{jar.path}"
@@ -226,7 +226,7 @@ class JarCache:
                         f"{jar.name} cannot be fetched from {base}: {exc}; check the network, or set "
                         f"{REPOSITORY_VARIABLE} to another Maven repository"
                     ) from exc
-                _log.info("%s: attempt %s failed: %s", jar.name, attempt, exc)
+                _log.info('jar.fetch-failed jar=%s attempt=%s reason="%s"', jar.name, attempt, exc)
                 give_up.wait(self.retry_seconds * 2 ** (attempt - 1))
 
     def _copy(self, source: Path, jar: Jar) -> bool:
@@ -237,7 +237,7 @@ class JarCache:
         except FileNotFoundError:
             return False
         except (OSError, ChecksumMismatchError) as exc:
-            _log.info("%s is not usable: %s", source, exc)
+            _log.info('jar.unusable path=%s reason="%s"', source, exc)
             return False
         return True
 
@@ -253,7 +253,9 @@ class JarCache:
 
     @contextmanager
     def _landing(self, jar: Jar) -> Iterator[_Landing]:
-        """A temporary file beside the target that takes its place on success and vanishes otherwise."""
+        """Yield a temporary file in the target's directory, which replaces the target on success and is removed
+        otherwise.
+        """
         location = self.location(jar)
         handle, name = tempfile.mkstemp(prefix=f".{jar.name}.", dir=location.parent)
         part = Path(name)
@@ -268,13 +270,13 @@ class JarCache:
 
 @cache
 def _sha256(path: Path, _inode: int, _changed_ns: int) -> str:
-    """The checksum of a file, worked out anew when it has changed."""
+    """Return the checksum of a file, computed again after a change."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class _Landing:
-    """Where the bytes of one jar arrive; counts and hashes them on the way."""
+    """Temporary file of one jar; counts and hashes its bytes."""
 
     def __init__(self, sink: Callable[[bytes], int], jar: Jar) -> None:
         self._sink = sink
@@ -286,10 +288,10 @@ class _Landing:
         return self._sink(chunk)
 
     def verify(self, source: str) -> None:
-        """Promise that what was written is the pinned file.
+        """Promise that the pinned file was written.
 
         Raises:
-            ChecksumMismatchError: it is not.
+            ChecksumMismatchError: it was not.
         """
         found = self._digest.hexdigest()
         if found != self._jar.sha256:

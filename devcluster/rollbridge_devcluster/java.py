@@ -1,9 +1,8 @@
-"""The Java on this machine, and how the embedded servers are run with it.
+"""The Java of this machine, and the command lines of the embedded servers.
 
-Start time is what people wait for, so the servers map their classes from an archive (application class-data sharing)
-instead of parsing them from the jars: the broker answers after 1.1 s instead of 2.3 s. The first broker that is
-stopped in good order records the archive into the cache; it is an optimisation only, and a JVM that finds the
-archive unsuitable goes on without.
+Start time matters most, so the servers map their classes from an archive (application class-data sharing) instead of
+parsing them from the jars: the broker answers after 1.1 s instead of 2.3 s. The first broker that is stopped in good
+order records the archive into the cache. It is only an optimisation: a JVM starts without an unsuitable archive.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ class Java:
     executable: str
     major: int
     banner: str
-    """What ``java -version`` says; tells one build from another."""
+    """Output of ``java -version``; tells one build from another."""
 
     @property
     def home(self) -> Path:
-        """Its own directory, whatever links lead there."""
+        """Return its own directory, with links resolved."""
         return Path(self.executable).resolve().parent.parent
 
 
@@ -79,7 +78,7 @@ def _candidates() -> Iterator[tuple[str, str]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jvm:
-    """How one server is run."""
+    """Settings of one server's JVM."""
 
     java: Java
     classpath: Sequence[Path]
@@ -88,10 +87,10 @@ class Jvm:
     short_lived: bool
     """True starts faster and uses less memory; False runs faster in the long run."""
     scratch: Path
-    """Where the JVM unpacks native libraries."""
+    """Directory for unpacked native libraries."""
 
     def command(self, main_class: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
-        """The command line that runs a class."""
+        """Return the command line that runs a class."""
         if self.short_lived:
             tuning = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         else:
@@ -120,29 +119,29 @@ class ClassArchive:
     """The recorded classes of one server, for one Java and one set of jars."""
 
     kept: Path
-    """In the cache, for all clusters."""
+    """Its place in the cache, for all clusters."""
     recording: Path
-    """Where a JVM of one cluster writes it when it ends."""
+    """File that a JVM of one cluster writes when it ends."""
 
     @classmethod
     def of(cls, name: str, java: Java, classpath: Sequence[Path], cache: Path, scratch: Path) -> ClassArchive:
-        """The archive for this Java and these jars; if either changes, it is another one."""
+        """Return the archive for this Java and these jars; if either changes, it is another one."""
         key = hashlib.sha256("\n".join([java.banner, *map(str, classpath)]).encode()).hexdigest()[:16]
         file = f"{name}-{key}.jsa"
         return cls(kept=cache / _ARCHIVES / file, recording=scratch / file)
 
     def use(self) -> list[str]:
-        """The JVM options that map the archive; none when there is none yet."""
+        """Return the JVM options that map the archive; none without one."""
         # Whether it fits is the JVM's business, and a reason for it not to is none of the user's.
         return [f"-XX:SharedArchiveFile={self.kept}", "-Xlog:cds=off"] if self.kept.exists() else []
 
     def use_or_record(self) -> list[str]:
-        """The same, but the options that record the archive when there is none yet."""
+        """Return the same, or the options that record the archive if there is none yet."""
         return self.use() or [f"-XX:ArchiveClassesAtExit={self.recording}", "-Xlog:cds=off"]
 
 
 def records_classes(command: Sequence[str]) -> bool:
-    """Whether a JVM with this command line records an archive when it ends in good order."""
+    """Return True if a JVM with this command line records an archive when it ends in good order."""
     return any(option.startswith("-XX:ArchiveClassesAtExit=") for option in command)
 
 
@@ -153,7 +152,7 @@ def forget_recordings(scratch: Path) -> None:
 
 
 def keep_recordings(scratch: Path, cache: Path) -> None:
-    """Move what was recorded into the cache; only for JVMs that ended by themselves, so that it is complete."""
+    """Move recordings into the cache; only for JVMs that ended normally, so that they are complete."""
     for recording in scratch.glob("*.jsa"):
         kept = cache / _ARCHIVES / recording.name
         kept.parent.mkdir(parents=True, exist_ok=True)

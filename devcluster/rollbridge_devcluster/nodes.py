@@ -1,8 +1,8 @@
-"""One kind of node, whatever it runs on: a broker, a ZooKeeper server or a coordinator that is started, broken, mended.
+"""Nodes on any runtime: a broker, a ZooKeeper server or a coordinator that is started, stopped and paused.
 
-Here are what all nodes can do, what brokers and ZooKeeper servers are told wherever they run, and the runtime
-"processes": daemons of this machine in the directory of a cluster, of which those of rollbridge itself are in
-``rollbridge_devcluster.services``. The runtime "containers" is in ``rollbridge_devcluster.containers``.
+This module has the operations of all nodes, the settings of brokers and ZooKeeper servers on all runtimes, and the
+runtime "processes": daemons of this machine in the directory of a cluster, of which those of rollbridge itself are in
+``rollbridge_devcluster.services``. Tests have a runtime of their own, containers.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from rollbridge_devcluster.state import (
 )
 
 STOP_S: Final = 30.0
-"""How long a server may take to stop in good order before it is killed."""
+"""Longest orderly stop of a server before it is killed."""
 START_S: Final = 90.0
-"""How long one may take until it answers; a broker that was killed reads its logs again first."""
+"""Longest time until a server answers; a broker that was killed reads its logs again first."""
 _POLL_S: Final = 0.03
 _STACK_FRAME: Final = re.compile(r"\s+at |\s+\.\.\. \d+ more")
 _TROUBLE: Final = re.compile(r"\bERROR\b|\bFATAL\b|Exception|[Ee]rror:|No module named")
 
 
 class Node(ABC):
-    """One server or coordinator. It comes back after a restart with its data and under its address."""
+    """One server or coordinator. It keeps its data and its address over restarts."""
 
     def __init__(self, part: str) -> None:
         self.part: Final = part
@@ -64,23 +64,23 @@ class Node(ABC):
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether a client could work with it now."""
+        """Return True if a client could work with it now."""
 
     @abstractmethod
     def runs(self) -> bool:
-        """Whether it has not ended; one that is paused has not."""
+        """Return True if it has not ended; a paused one has not."""
 
     @abstractmethod
     def exit_code(self) -> int | None:
-        """How it has ended (negative: by that signal), ``None`` while it runs."""
+        """Return its exit code (negative: the signal), ``None`` while it runs."""
 
     @abstractmethod
     def said(self, lines: int | None = None) -> str:
-        """What it has printed and logged since it was started, or the last lines of that."""
+        """Return what it has printed and logged since its start, or the last lines."""
 
     @abstractmethod
     def stop(self, patience_s: float = STOP_S) -> bool:
-        """SIGTERM, and SIGKILL if that is not enough; returns whether it ended by itself. Harmless if it has ended."""
+        """Stop it with SIGTERM, then SIGKILL; return True if it ended without that. Harmless if it has ended."""
 
     @abstractmethod
     def signal(self, number: signal.Signals) -> None:
@@ -92,7 +92,7 @@ class Node(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """SIGKILL it, and return when it is gone: nothing is flushed and nothing is said to anybody.
+        """SIGKILL it, and return when it is gone: nothing is flushed or sent.
 
         Raises:
             NotFoundError: it does not run.
@@ -100,7 +100,7 @@ class Node(ABC):
 
     @abstractmethod
     def pause(self) -> None:
-        """Let it stand still: its connections stay open and nothing answers.
+        """Pause it: its connections stay open, and it does not answer.
 
         Raises:
             NotFoundError: it does not run.
@@ -108,13 +108,13 @@ class Node(ABC):
 
     @abstractmethod
     def resume(self) -> None:
-        """The end of a pause, if there is one."""
+        """Resume it, if it is paused."""
 
     # -- all of them ------------------------------------------------------------------------------------
 
     @property
     def alive(self) -> bool:
-        """Whether it runs."""
+        """True if it runs."""
         return self.runs()
 
     @contextmanager
@@ -127,7 +127,7 @@ class Node(ABC):
             self.resume()
 
     def restart(self, *, gracefully: bool = True) -> None:
-        """Stop it if it runs, start it again on the same data and address, and return when it answers."""
+        """Restart it on the same data and address, and return when it answers."""
         self.stop(STOP_S if gracefully else 0)
         self.start()
         self.await_answer()
@@ -136,12 +136,12 @@ class Node(ABC):
         """Return when a client can work with it.
 
         Raises:
-            LocalEnvironmentError: it has ended, or takes too long; the message has its own words on the matter.
+            LocalEnvironmentError: it has ended, or takes too long; the message quotes its output.
         """
         deadline = time.monotonic() + START_S
         while True:
             answers = self.answers()
-            if not self.runs():  # even if somebody answers: it may be another one that came to its port
+            if not self.runs():  # even if its port answers: another server may listen there
                 raise self.failure("ended while it was starting")
             if answers:
                 return
@@ -150,7 +150,7 @@ class Node(ABC):
             time.sleep(_POLL_S)
 
     def wait_exit(self, timeout_s: float) -> int:
-        """Wait until it has ended; returns its exit code, negative when a signal ended it.
+        """Wait until it has ended; return its exit code, negative when a signal ended it.
 
         Raises:
             TimeoutError: it still runs.
@@ -163,7 +163,7 @@ class Node(ABC):
         return code
 
     def failure(self, what: str) -> LocalEnvironmentError:
-        """Return an error that names the node and has the line of its output that says most."""
+        """Return an error that names the node and has the most informative line of its output."""
         return LocalEnvironmentError(f"{self.part} {what}: {telling_line(self.said().splitlines())}")
 
     def must_run(self) -> None:
@@ -173,7 +173,7 @@ class Node(ABC):
 
 
 def telling_line(lines: Sequence[str]) -> str:
-    """The line of a server's output that most likely says what is wrong: the last that names an error, or the last."""
+    """Return the most informative line of a server's output: the last that names an error, or the last."""
     said = [line.strip() for line in lines if line.strip() and not _STACK_FRAME.match(line)]
     troubles = [line for line in said if _TROUBLE.search(line)]
     return (troubles or said or ["it says nothing"])[-1][:300]
@@ -183,7 +183,7 @@ def telling_line(lines: Sequence[str]) -> str:
 
 
 def broker_settings(number: int, voters: Sequence[str], logs: str, settings: Mapping[str, str]) -> dict[str, object]:
-    """Return the settings of one of the brokers, each of which is a controller as well (KRaft), but for its listeners.
+    """Return the settings of a broker without its listeners; each broker is a controller as well (KRaft).
 
     Args:
         number: Of the broker, from 1 on.
@@ -202,7 +202,7 @@ def broker_settings(number: int, voters: Sequence[str], logs: str, settings: Map
         # A typing mistake in a topic name must be an error, not a new topic.
         "auto.create.topics.enable": "false",
         "group.initial.rebalance.delay.ms": 0,
-        # Instead of 50: few brokers have no use for more, and each costs time at the first start.
+        # Instead of 50: few brokers need no more, and each costs time at the first start.
         "offsets.topic.num.partitions": 4,
         "transaction.state.log.num.partitions": 8,
         # Instead of 10 s: what a killed conditional writer left open holds readers up until the broker looks.
@@ -239,7 +239,7 @@ ZOOKEEPER_SETTINGS: Final[Mapping[str, object]] = {
 }
 """Of every ZooKeeper server."""
 NO_SYNC: Final = "-Dzookeeper.forceSync=no"
-"""Option of a ZooKeeper's JVM: what was written survives a killed server as before, only not a power failure."""
+"""Option of a ZooKeeper's JVM: writes still survive a killed server, but not a power failure."""
 
 
 # -- processes ----------------------------------------------------------------------------------------------
@@ -251,11 +251,11 @@ _FORMAT_S: Final = 60.0
 
 
 class PortLostError(LocalEnvironmentError):
-    """Somebody took a port between the moment it was found free and the server's start."""
+    """Another process took a port between its selection and the server's start."""
 
 
 class ProcessNode(Node):
-    """A daemon of this machine; it is found by its mark, whichever process has started it."""
+    """A daemon of this machine; it is found by its mark, started by any process."""
 
     def __init__(self, home: Home, state: ClusterState, part: str) -> None:
         super().__init__(part)
@@ -264,29 +264,29 @@ class ProcessNode(Node):
         self._known: psutil.Process | None = None
         self._environment: Mapping[str, str] = {}
         self._read_from: dict[Path, int] = {}
-        """Where its logs ended when it was started."""
+        """Ends of its logs at its start."""
 
     @property
     def log(self) -> Path:
-        """Where it logs; what it prints goes to ``output``."""
+        """Path of its log; its output goes to ``output``."""
         return self.home.logs / f"{self.part}.log"
 
     @property
     def output(self) -> Path:
-        """What it has printed."""
+        """Path of its output."""
         return self.log.with_suffix(".out")
 
     @property
     def pid(self) -> int:
-        """Of its process, or of the last one that was known of it."""
+        """Id of its process, or of its last known one."""
         found = self._found() or self._known
         return self._process().pid if found is None else found.pid
 
     def prepare(self) -> None:
-        """Write what it reads at its start."""
+        """Write the files that it reads at its start."""
 
     def command(self) -> list[str]:
-        """The command line that runs it."""
+        """Return the command line that runs it."""
         raise NotImplementedError
 
     def start(self) -> Self:
@@ -309,7 +309,7 @@ class ProcessNode(Node):
             if path.exists():
                 start, size = self._read_from.get(path, 0), path.stat().st_size
                 with path.open("rb") as file:
-                    # A log that has become shorter was begun anew; of a long one the end says enough.
+                    # A shorter log was started again; of a long one the end is enough.
                     file.seek(max(start if start <= size else 0, size - 100_000))
                     said += file.read().decode(errors="replace")
         return said if lines is None else "\n".join(said.splitlines()[-lines:])
@@ -367,7 +367,7 @@ class JavaProcess(ProcessNode):
 
     @cached_property
     def jvm(self) -> Jvm:
-        """How it is run."""
+        """Return the settings of its JVM."""
         return Jvm(
             java=find_java(),
             classpath=[self._cache.location(jar) for jar in self._cache.jars(self.part)],
@@ -406,8 +406,8 @@ class KafkaProcess(JavaProcess):
     def _format(self) -> None:
         """Format the storage with the latest feature levels, transactions v2 among them.
 
-        Into a directory beside the real one, which takes its name when complete: a format that was killed half-way
-        leaves nothing that looks formatted.
+        It is formatted in another directory, which is renamed when complete: a killed format leaves nothing that looks
+        formatted.
         """
         fresh = self._data.with_name("data.new")
         # Of a start that was killed.
@@ -444,12 +444,12 @@ class KafkaProcess(JavaProcess):
         return self.jvm.command("kafka.Kafka", str(self._properties_file), options=options)
 
     def answers(self) -> bool:
-        """Whether the broker of this cluster answers: another one may have come to listen on its port."""
+        """Return True if the broker of this cluster answers: another one may listen on its port."""
         return probes.kafka_cluster_id(self.state.bootstrap_servers) == self.state.kafka_cluster_id
 
     @property
     def is_recording(self) -> bool:
-        """Whether it records its classes, for the brokers that come after it, when it ends in good order."""
+        """Return True if it records its classes for later brokers when it ends in good order."""
         found = self._found()
         try:
             return found is not None and records_classes(found.cmdline())
@@ -496,5 +496,5 @@ class ZooKeeperProcess(JavaProcess):
         return self.jvm.command(main, str(self._properties_file), options=options)
 
     def answers(self) -> bool:
-        """Whether it serves."""
+        """Return True if it serves."""
         return probes.zookeeper_mode(self.state.zookeeper) is not None

@@ -1,8 +1,8 @@
 """Daemon processes that are found again by a mark in their environment.
 
-Every process of an embedded cluster carries ``ROLLBRIDGE_EMBEDDED=PART@HOME``. A process is ours if and only if it
-carries the mark, whatever its id: a process id that was given to somebody else meanwhile is never signalled, and a
-process that was started but never written down (its starter was killed in between) is found all the same.
+Every process of an embedded cluster carries ``ROLLBRIDGE_EMBEDDED=PART@HOME``. Only a process with the mark is ours,
+whatever its id: a process id that was reused is never signalled, and a process that was started but never recorded (its
+starter was killed in between) is found as well.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FOREIGN = ("ROLLBRIDGE_CONFIG", "ROLLBRIDGE_KAFKA_", "ROLLBRIDGE_ZOOKEEPER", "R
 """Settings of another cluster, which the processes of this one must not inherit."""
 
 _children: dict[int, subprocess.Popen[bytes]] = {}
-"""Our own children, kept so that they are reaped when they end while this process lives on."""
+"""Own children, kept so that they are reaped when they end while this process runs."""
 
 _exit_codes: dict[int, int] = {}
 
@@ -44,7 +44,7 @@ def spawn(
     output: Path,
     env: Mapping[str, str] | None = None,
 ) -> psutil.Process:
-    """Start a daemon in a session of its own, appending what it prints to ``output``."""
+    """Start a daemon in a session of its own, appending its output to ``output``."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN)}
     environment = {**inherited, **(env or {}), MARK: f"{part}@{home.resolve()}"}
     with open(output, "ab") as log, _interrupted_later():
@@ -58,13 +58,13 @@ def spawn(
             start_new_session=True,
         )
         _children[child.pid] = child
-    _log.debug("started %s as process %s: %s", part, child.pid, command)
+    _log.debug("process.started part=%s pid=%s command=%s", part, child.pid, command)
     return psutil.Process(child.pid)
 
 
 @contextmanager
 def _interrupted_later() -> Iterator[None]:
-    """Let an interrupt wait: in the middle of a start it would leave a process that bears no mark yet."""
+    """Postpone an interrupt: in the middle of a start it would leave a process without a mark."""
     if threading.current_thread() is not threading.main_thread():
         yield  # where no interrupt arrives
         return
@@ -79,7 +79,7 @@ def _interrupted_later() -> Iterator[None]:
 
 
 def run(command: Sequence[str], *, home: Path, part: str, output: Path, timeout_seconds: float) -> int | None:
-    """Run a process that ends by itself, and return its exit code; ``None`` if it was killed for taking too long.
+    """Run a process that ends by itself, and return its exit code; ``None`` if it was killed after the time-out.
 
     It carries the mark like a daemon, so that it is found if this process is killed while waiting.
     """
@@ -92,7 +92,7 @@ def run(command: Sequence[str], *, home: Path, part: str, output: Path, timeout_
 
 
 def reap() -> None:
-    """Collect children that have ended; one that was not collected would still have an id."""
+    """Collect children that have ended; others would still have an id."""
     for pid, child in list(_children.items()):
         if (code := child.poll()) is not None:
             _exit_codes[pid] = code
@@ -100,13 +100,13 @@ def reap() -> None:
 
 
 def exit_code(pid: int) -> int | None:
-    """How a process that this one started has ended (negative: by that signal), ``None`` while it runs."""
+    """Return the exit code of a process started here (negative: the signal), ``None`` while it runs."""
     reap()
     return _exit_codes.get(pid)
 
 
 def find(home: Path) -> dict[str, list[psutil.Process]]:
-    """The live processes of the cluster in a directory, by part."""
+    """Return the live processes of the cluster in a directory, by part."""
     reap()
     suffix = f"@{home.resolve()}"
     found: dict[str, list[psutil.Process]] = {}
@@ -116,7 +116,7 @@ def find(home: Path) -> dict[str, list[psutil.Process]]:
                 continue
             mark = process.environ().get(MARK, "")
         except (psutil.Error, OSError):
-            # It has just ended, or belongs to somebody else; either way it is not ours.
+            # It has just ended, or belongs to another user; either way it is not ours.
             continue
         if mark.endswith(suffix):
             found.setdefault(mark.removesuffix(suffix), []).append(process)
@@ -140,7 +140,7 @@ def pause(process: psutil.Process) -> None:
 
 
 def _runs(pid: int) -> bool:
-    """Whether a thread of a process is not stopped; where there is no /proc, nobody knows."""
+    """Return True if a thread of a process is not stopped; False without /proc."""
     for file in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):
             state = file.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
@@ -150,7 +150,7 @@ def _runs(pid: int) -> bool:
 
 
 def stop(processes: Iterable[psutil.Process], patience_seconds: float) -> bool:
-    """End processes: ask, wait, then force. Returns whether all ended by themselves."""
+    """End processes: SIGTERM, wait, then SIGKILL. Return True if none needed that."""
     alive = list(processes)
     for process in alive:
         send(process, signal.SIGTERM)
@@ -167,11 +167,11 @@ def kill(processes: Iterable[psutil.Process]) -> None:
     for process in alive:
         send(process, signal.SIGKILL)
     for process in _wait(alive, 30):
-        _log.warning("process %s does not end even after SIGKILL", process.pid)
+        _log.warning("process.unkillable pid=%s", process.pid)
 
 
 def _wait(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Wait until processes are gone; returns those that are not."""
+    """Wait until processes are gone; return those that are not."""
     deadline = time.monotonic() + seconds
     alive = list(processes)
     # Not psutil.wait_procs: it collects our children's exit codes before subprocess can.
@@ -183,7 +183,7 @@ def _wait(processes: Sequence[psutil.Process], seconds: float) -> list[psutil.Pr
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Whether this very process (not a later one with its id) still runs, with any of its threads."""
+    """Return True if this very process (not a later one with its id) still runs, with any of its threads."""
     reap()
     if process.pid in _children:
         return True

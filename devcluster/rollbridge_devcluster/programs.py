@@ -1,4 +1,4 @@
-"""Small programs in Java beside Python ones: compiled once, by a compiler among the pinned jars, as a JRE has none."""
+"""Small Java programs for Python ones: compiled once, by a compiler among the pinned jars, as a JRE has none."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def program_command(
 
 
 def compile_program(source: Path, classpath: Sequence[Path]) -> Path:
-    """Return the folder of a program's classes; what was compiled before is in the cache. Raises as above."""
+    """Return the folder of a program's classes, from the cache or compiled now. Raises as above."""
     jars = JarCache.default()
     content = "\n".join([source.read_text(encoding="utf-8"), *(path.name for path in classpath)])
     digest = hashlib.sha256(content.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""Coordinators and gateways as processes of this machine, and which node each part of a cluster is."""
+"""Coordinators and gateways as processes of this machine, and the node of each part of a cluster."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from rollbridge_devcluster.nodes import KafkaProcess, ProcessNode, ZooKeeperProc
 from rollbridge_devcluster.state import COORDINATOR_PREFIX, GATEWAY, ClusterState, Home
 
 COORDINATOR_PROGRAM: Final = ("-m", "rollbridge_coordinator")
-"""What Python runs as a coordinator."""
+"""Arguments of Python for a coordinator."""
 _GATEWAY_PACKAGES: Final = ("rollbridge_gateway", "prometheus_client")
 
 
 class CoordinatorProcess(ProcessNode):
-    """One coordinator; it keeps nothing."""
+    """One coordinator, without data of its own."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class CoordinatorProcess(ProcessNode):
         return [sys.executable, *self._program, *where, "--zookeeper-root", probes.ZOOKEEPER_ROOT]
 
     def answers(self) -> bool:
-        """Whether it has registered, which it does by its process id unless its environment names it."""
+        """Return True if it has registered, by its process id unless its environment names it."""
         found = self._found()
         registered = probes.registered_coordinators(self.state.zookeeper) or ()
         try:
@@ -56,14 +56,14 @@ class CoordinatorProcess(ProcessNode):
 
 
 class GatewayProcess(ProcessNode):
-    """The gateway; it keeps nothing."""
+    """The gateway, without data of its own."""
 
     def command(self) -> list[str]:
         state = self.state
         return gateway_command(state.bootstrap_servers, state.zookeeper, f"--listen={state.gateway}")
 
     def answers(self) -> bool:
-        """Whether it is the cluster to its clients: another one may have come to listen on its port."""
+        """Return True if it serves the cluster to clients: another one may listen on its port."""
         return self.runs() and probes.kafka_cluster_id(self.state.gateway) == self.state.kafka_cluster_id
 
 
@@ -90,18 +90,18 @@ def require_gateway() -> None:
 
 
 def service_parts(state: ClusterState) -> list[str]:
-    """The coordinators and the gateway that belong to a cluster, in the order in which they need each other."""
+    """Return the coordinators and the gateway of a cluster, in order of dependency."""
     coordinators = [f"{COORDINATOR_PREFIX}{number + 1}" for number in range(state.coordinators)]
     return [*coordinators, *([GATEWAY] if state.has_gateway else ())]
 
 
 def services_of(running: Iterable[str]) -> list[str]:
-    """The coordinators and the gateway among some parts, in the same order."""
+    """Return the coordinators and the gateway among some parts, in the same order."""
     return sorted(part for part in running if part == GATEWAY or part.startswith(COORDINATOR_PREFIX))
 
 
 def process_node(home: Home, state: ClusterState, part: str, cache: JarCache, **coordinator: Any) -> ProcessNode:
-    """Return the node of a part, which may run or not."""
+    """Return the node of a part, running or not."""
     match part:
         case "kafka":
             return KafkaProcess(home, state, cache)

@@ -1,7 +1,7 @@
-"""Where a cluster lives, what is decided about it, and the state file by which every command finds it.
+"""Directory, settings and state file of a cluster; every command finds it by this file.
 
-The state file holds what was decided (addresses, identity, how many coordinators), not what runs: the operating system
-is asked that each time (``rollbridge_devcluster.processes``), so a stale file can mislead nobody.
+The state file holds the settings (addresses, identity, number of coordinators), not the running parts: the operating
+system is asked for these each time (:mod:`rollbridge_devcluster.processes`), so a stale file does no harm.
 """
 
 from __future__ import annotations
@@ -28,30 +28,31 @@ ZOOKEEPER: Final = "zookeeper"
 COORDINATOR_PREFIX: Final = "coordinator-"
 GATEWAY: Final = "gateway"
 GATEWAY_PORTS: Final = 2
-"""Of a gateway: its own, and the one behind it, which stands for the only broker."""
+"""Ports of a gateway: its own, and the next one, which represents the only broker."""
 
 _HEAP: Final = re.compile(r"[1-9][0-9]*[kKmMgG]")
 
 # -- ports ---------------------------------------------------------------------------------------------------
 
 LOOPBACK: Final = "127.0.0.1"
-"""The servers have no authentication, so they listen nowhere else."""
+"""Only address of the servers, because they have no authentication."""
 
 _RANGE: Final = range(20_000, 32_768)
-"""Below the range that Linux takes for outgoing connections: while a broker is down, its clients try to connect to
-its port, and one of those connections could otherwise get that very port as its own and keep the broker away."""
+"""Below the range that Linux takes for outgoing connections: while a broker is down, its clients try to connect to its
+port, and one of those connections could otherwise get that port itself and block the broker.
+"""
 
 _rng: Final = random.SystemRandom()
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now."""
+    """Return True if a server could listen on this loopback port now."""
     with socket.socket() as probe:
         # As the servers do: a connection that lingers in TIME_WAIT is no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((LOOPBACK, port))
-            # Binding alone succeeds beside a listener on all addresses.
+            # Binding alone succeeds despite a listener on all addresses.
             probe.listen(1)
         except OSError:
             return False
@@ -59,7 +60,7 @@ def is_free(port: int) -> bool:
 
 
 def free_port(taken: Iterable[int] = (), count: int = 1) -> int:
-    """The first of so many loopback ports in a row that nobody listens on, and that are not among ``taken``."""
+    """Return the first of so many free loopback ports in a row that are not among ``taken``."""
     others = set(taken)
     for first in _rng.sample(_RANGE, 500):
         if all(port not in others and is_free(port) for port in range(first, first + count)):
@@ -70,14 +71,14 @@ def free_port(taken: Iterable[int] = (), count: int = 1) -> int:
 
 
 def demand_port(port: int, purpose: str) -> int:
-    """Promise that a port that was asked for by number is free.
+    """Promise that a requested port is free.
 
     Raises:
-        LocalEnvironmentError: somebody listens there.
+        LocalEnvironmentError: the port is in use.
     """
     if not is_free(port):
         raise LocalEnvironmentError(
-            f"port {port} for {purpose} is in use; stop what listens there, or leave the port out to get a free one"
+            f"port {port} for {purpose} is in use; stop its process, or omit the port to get a free one"
         )
     return port
 
@@ -96,21 +97,21 @@ class Ports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterState:
-    """What is decided about a development cluster."""
+    """Settings of a development cluster."""
 
     kafka_cluster_id: str
     """22 characters, as Kafka formats ids."""
     ports: Ports
     coordinators: int
-    """How many coordinators belong to the cluster."""
+    """Number of coordinators of the cluster."""
     has_gateway: bool = False
-    """A gateway belongs to it."""
+    """True if it has a gateway."""
     gateway_port: int = 0
     """The first of the gateway's ports; 0 if there never was one."""
     ephemeral: bool = False
-    """The whole directory goes when the cluster stops."""
+    """Remove the whole directory when the cluster stops."""
     short_lived: bool = False
-    """The servers start faster and need less memory, but are slower in the long run."""
+    """Start the servers faster and with less memory, but slower in the long run."""
     kafka_heap: str = "1g"
     """As after ``-Xmx``."""
     kafka_settings: Mapping[str, str] = field(default_factory=dict)
@@ -118,7 +119,7 @@ class ClusterState:
     zookeeper_settings: Mapping[str, str] = field(default_factory=dict)
     """ZooKeeper's settings on top of ours."""
     running: bool = False
-    """Somebody started it and nobody stopped it since; a part may have died nevertheless."""
+    """True after a start until a stop; a part may have died nevertheless."""
 
     @property
     def bootstrap_servers(self) -> str:
@@ -136,11 +137,11 @@ class ClusterState:
         return f"{LOOPBACK}:{self.gateway_port}"
 
     def stopped(self) -> Self:
-        """The same cluster after it was stopped."""
+        """Return the same cluster after a stop."""
         return replace(self, running=False)
 
     def to_json(self) -> str:
-        """The content of the state file; the addresses stand in it for programs in other languages."""
+        """Return the content of the state file; it has the addresses for programs in other languages."""
         document = {
             "format": ADDRESSES_FORMAT,
             "bootstrap_servers": self.bootstrap_servers,
@@ -152,10 +153,10 @@ class ClusterState:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what ``to_json`` wrote.
+        """Read the result of ``to_json``.
 
         Raises:
-            ValueError: it is not that.
+            ValueError: it is not one.
         """
         document: Any = json.loads(text)
         if not isinstance(document, dict) or document.get("format") != ADDRESSES_FORMAT:
@@ -168,14 +169,14 @@ class ClusterState:
 
 
 def private_directory(path: Path) -> Path:
-    """Make a directory of a cluster's home, and close it to all others: records, logs and passwords are in there."""
+    """Make a directory of a cluster's home, closed to all others: it holds records, logs and passwords."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.chmod(0o700)
     return path
 
 
 def write_privately(path: Path, text: str) -> None:
-    """Write a file that nobody else may read, since settings of servers may hold passwords."""
+    """Write a file that others cannot read, since settings of servers may hold passwords."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(text, encoding="utf-8")
@@ -189,12 +190,12 @@ class Home:
 
     @property
     def state_file(self) -> Path:
-        """What is decided."""
+        """The state file."""
         return self.path / ADDRESSES_FILE
 
     @property
     def logs(self) -> Path:
-        """What the servers say."""
+        """The servers' logs."""
         return self.path / "logs"
 
     @property
@@ -203,11 +204,11 @@ class Home:
         return self.path / "tmp"
 
     def of(self, server: str) -> Path:
-        """Configuration and data of one server."""
+        """Return the directory of one server's configuration and data."""
         return self.path / server
 
     def load(self) -> ClusterState | None:
-        """Read the state file; ``None`` when there never was a cluster here.
+        """Read the state file; ``None`` if there never was a cluster here.
 
         Raises:
             LocalEnvironmentError: the file cannot be read or is no state file.
@@ -231,7 +232,7 @@ class Home:
 
     @contextmanager
     def locked(self, waiting: Callable[[], object]) -> Iterator[None]:
-        """Let one command at a time change this cluster; calls ``waiting`` once if another one is at it.
+        """Let one command at a time change this cluster; calls ``waiting`` once if it has to wait.
 
         Raises:
             LocalEnvironmentError: the directory cannot be written.
@@ -255,10 +256,10 @@ class Home:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wishes:
-    """What a start is asked for; ``None`` keeps what the cluster has, or the default for a new one."""
+    """Requested settings; ``None`` keeps the cluster's, or the default for a new one."""
 
     kafka_port: int | None = None
-    """Default: the one it had if that is still free, else any free one. So for the others."""
+    """Default: its earlier one if that is still free, else any free one. So for the others."""
     zookeeper_port: int | None = None
     gateway_port: int | None = None
     """The first of the gateway's."""
@@ -279,10 +280,10 @@ class Wishes:
 
 
 def refuse_foreign_directory(home: Home, wishes: Wishes) -> None:
-    """Promise that an ephemeral cluster, which removes its directory in the end, removes nothing of anybody else.
+    """Refuse an ephemeral cluster in a directory with other files, because it removes the directory in the end.
 
     Raises:
-        LocalEnvironmentError: something else is in the directory.
+        LocalEnvironmentError: there are other files in the directory.
     """
     if not wishes.ephemeral or not home.path.is_dir():
         return
@@ -301,10 +302,10 @@ def refuse_foreign_directory(home: Home, wishes: Wishes) -> None:
 
 
 def decide(home: Home, before: ClusterState | None, wishes: Wishes, running: Collection[str]) -> ClusterState:
-    """The state that the cluster should have from now on.
+    """Return the settings that the cluster should have from now on.
 
     Raises:
-        LocalEnvironmentError: a port that is asked for is in use, or cannot be changed because its server runs.
+        LocalEnvironmentError: a requested port is in use, or cannot be changed because its server runs.
     """
     if wishes.kafka_heap is not None and not _HEAP.fullmatch(wishes.kafka_heap):
         raise LocalEnvironmentError(
@@ -326,7 +327,7 @@ def decide(home: Home, before: ClusterState | None, wishes: Wishes, running: Col
 
 
 def _with_ports(state: ClusterState, wishes: Wishes, running: Collection[str]) -> ClusterState:
-    """A server that runs keeps its port; one that is asked for must be free; others stay if they still are."""
+    """Choose ports: a running server keeps its own; a requested one must be free; others stay if still free."""
     taken = {port for port in (wishes.kafka_port, wishes.zookeeper_port) if port is not None}
     if wishes.gateway_port is not None:
         taken |= {*range(wishes.gateway_port, wishes.gateway_port + GATEWAY_PORTS)}
@@ -363,7 +364,7 @@ def _with_ports(state: ClusterState, wishes: Wishes, running: Collection[str]) -
 
 
 def _stored_cluster_id(home: Home) -> str | None:
-    """The id in Kafka's data, for a state file that was lost."""
+    """Return the id in Kafka's data, for a lost state file."""
     meta = home.of(KAFKA) / "data" / "meta.properties"
     if not meta.exists():
         return None
@@ -372,7 +373,7 @@ def _stored_cluster_id(home: Home) -> str | None:
 
 
 def new_cluster_id() -> str:
-    """A random id as Kafka writes them: 16 bytes in URL-safe base64, not starting like an option."""
+    """Return a random id as Kafka writes them: 16 bytes in URL-safe base64, not starting like an option."""
     while True:
         text = base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         if not text.startswith("-"):

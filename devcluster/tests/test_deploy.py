@@ -17,11 +17,10 @@ import pytest
 import yaml
 
 from rollbridge.config import ConnectionSettings
-from rollbridge.serving.healthcheck import ALIVE, VARIABLES
+from rollbridge.observe.healthcheck import ALIVE, VARIABLES
 from rollbridge.version import __version__
 from rollbridge_coordinator.config import load_coordinator_settings
-from rollbridge_coordinator.shell.daemon import END_AT_LATEST_S
-from rollbridge_devcluster import image_names
+from rollbridge_coordinator.daemon.main import END_AT_LATEST_S
 from rollbridge_gateway.__main__ import PREFIX
 from rollbridge_gateway.__main__ import main as gateway_command
 from rollbridge_gateway.settings import GatewaySettings, split_address
@@ -88,7 +87,7 @@ def test_each_manifest_is_valid(document: dict[str, Any], version: str) -> None:
 def test_probes_ask_where_no_stranger_gets(service: str) -> None:
     path = environment(service)[VARIABLES[service][0]]
     assert path.startswith(tuple(item["mountPath"] for item in container(service)["volumeMounts"])), "it is writable"
-    program = ["python", "-m", "rollbridge.serving.healthcheck", service]
+    program = ["python", "-m", "rollbridge.observe.healthcheck", service]
     assert container(service)["readinessProbe"]["exec"]["command"] == program
     assert container(service)["livenessProbe"]["exec"]["command"] == [*program, ALIVE], "who waits for servers is alive"
 
@@ -197,7 +196,7 @@ def test_the_pods_settings_are_those_of_a_gateway(monkeypatch: pytest.MonkeyPatc
 def test_the_image_is_that_of_this_release(service: str) -> None:
     image = container(service)["image"]
     assert image == f"registry.example/rollbridge/coordinator:{__version__}", "a registry that nobody has, to fill in"
-    assert image.partition("/")[2] == image_names.COORDINATOR.partition("/")[2]
+    assert image.partition("/")[2] == composed()[f"{service}-1"]["image"].partition("/")[2]
     assert container(service)["args"] == [service]
 
 
@@ -331,12 +330,12 @@ def test_nothing_of_a_composed_project_takes_the_port_of_another_one() -> None:
 def test_a_composed_service_is_guarded_and_looked_after(name: str) -> None:
     service = composed()[name]
     assert {key: service[key] for key in HARDENED} == HARDENED
-    assert service["image"] == image_names.COORDINATOR
+    assert service["image"] == f"localhost/rollbridge/coordinator:{__version__}"
     assert service["restart"] == "unless-stopped"
     assert set(service["depends_on"]) == {"kafka", "zookeeper"}
     if name.startswith("gateway"):
         assert service["profiles"] == ["gateway"]
-        assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "rollbridge.serving.healthcheck", "gateway"]
+        assert service["healthcheck"]["test"] == ["CMD", "python", "-m", "rollbridge.observe.healthcheck", "gateway"]
         assert service["environment"][VARIABLES["gateway"][1]] == "0.0.0.0:9464"
 
 
@@ -346,7 +345,7 @@ def test_the_image_serves_health_where_its_check_asks() -> None:
         name: value for pair in VARIABLES.values() for name, value in zip(pair, (PROBE_SOCKET, ANYWHERE), strict=True)
     }
     assert dict(re.findall(r"(ROLLBRIDGE_\w+)=(\S+)", text)) == told
-    assert '"-m", "rollbridge.serving.healthcheck"]' in text
+    assert '"-m", "rollbridge.observe.healthcheck"]' in text
     assert "EXPOSE 9464\n" in text
 
 

@@ -40,7 +40,7 @@ def test_a_gateway_whose_package_is_missing_says_what_to_install(monkeypatch: py
 
 @pytest.mark.parametrize(
     ("missing", "arguments"),
-    [("psutil", ["reap", "home", "/nowhere"]), ("jgo", ["tools", "kafka"])],
+    [("psutil", ["reap", "/nowhere"]), ("jgo", ["tools", "kafka"])],
 )
 def test_a_package_that_is_missing_is_named_without_a_traceback(
     missing: str, arguments: list[str], tmp_path: Path

@@ -9,11 +9,11 @@ import ssl
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from rollbridge.base.options import MIB, faults_of, option
+from rollbridge.base.security import WARNED_BEFORE, ends_of_validity
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError
-from rollbridge.model.options import MIB, faults_of, option
-from rollbridge.security.certificates import WARNED_BEFORE, ends_of_validity
-from rollbridge_gateway.pace import Limits
+from rollbridge_gateway.server.framing import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class GatewaySettings:
     """Seconds after which a connection is closed whose client asks for nothing, as brokers' ``connections.max.idle.ms``
     is; likewise one that does not take its answers."""
     request_s: float = option(30.0, low=0.1)
-    """Seconds within which a client has to go on with a request that it has begun, and to authenticate itself."""
+    """Seconds within which a client has to continue a request that it has begun, and to authenticate itself."""
     writers: int = option(8, low=1, high=256)
     """Threads that write what may take long: large or compressed batches, or for which there is no room at once."""
     workers: int = option(64, low=4, high=1_024)
@@ -80,14 +80,14 @@ class GatewaySettings:
     certificate: str = ""
     """File of the certificate for clients' connections; empty: they are not encrypted."""
     key: str = ""
-    """File of its private key; empty if it stands in the certificate's file."""
+    """File of its private key; empty if it is in the certificate's file."""
     client_ca: str = ""
     """File of the authorities of clients' certificates, which are demanded then."""
     rights_s: float = option(60.0, low=0)
     """Seconds for which a connection's rights are remembered; 0 asks the broker for each request."""
     expiration_days: float = option(7.0, low=0)
-    """Days after which a transactional id that nobody has used is forgotten, as brokers'
-    ``transactional.id.expiration.ms``; 0 for never. All gateways have the same."""
+    """Days after which an unused transactional id is forgotten, as brokers' ``transactional.id.expiration.ms``; 0 for
+    never. All gateways have the same."""
     metrics: str = ""
     """Address for Prometheus and health, ``HOST:PORT``; empty for none."""
     probe_socket: str = ""

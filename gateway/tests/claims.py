@@ -9,11 +9,11 @@ from typing import Any, Final
 from aiokafka.codec import gzip_encode, lz4_encode, zstd_encode
 
 from gateway.tests.mutations import captures
+from rollbridge.base.avro import encode_long
 from rollbridge.kafka.batches import crc32c
-from rollbridge.model.avro import encode_long
-from rollbridge_gateway import wire
-from rollbridge_gateway.identity import Pair
-from rollbridge_gateway.versions import Api
+from rollbridge_gateway.producer.table import Pair
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api
 
 INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 
 from rollbridge.kafka.batches import BatchBuilder, stamp
-from rollbridge_gateway import wire
-from rollbridge_gateway.versions import TABLE, Api, Handling
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import TABLE, Api, Handling
 
 
 def captures(topic: str) -> list[bytes]:

@@ -18,9 +18,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from rollbridge.base.effects import AnyEffect, Steps, UnderWay
 from rollbridge.errors import GroupMismatchError
-from rollbridge_gateway.entries import Entry
-from rollbridge_gateway.expiry import (
+from rollbridge_gateway.producer.expiration import (
     BucketMark,
     Dated,
     FindHeld,
@@ -29,11 +29,9 @@ from rollbridge_gateway.expiry import (
     MarkBucket,
     ReadEntries,
     RemoveEntries,
-    Sweep,
-    SweepEffect,
     sweep,
 )
-from rollbridge_gateway.procedures import (
+from rollbridge_gateway.producer.procedures import (
     AbortLeft,
     AddOffsets,
     BeginTransaction,
@@ -41,22 +39,21 @@ from rollbridge_gateway.procedures import (
     FenceOthers,
     FindLabel,
     Finish,
-    GatewayEffect,
     GroupCommit,
-    Held,
+    IdState,
     LostByOthersError,
     NothingWrittenError,
     OffsetToCommit,
-    Procedure,
+    RefusedError,
     Resume,
     Save,
     WriteEntry,
     settle,
 )
-from rollbridge_gateway.producers import KnownEnd
+from rollbridge_gateway.producer.table import Entry, KnownEnd, Step
 
 T = TypeVar("T")
-Steps = Generator[None, None, T]
+Turns = Generator[None, None, T]
 STREAMS = ("sales/orders", "stock/moves")
 """Each of a transaction group of its own."""
 
@@ -133,21 +130,13 @@ class Hold:
         tail, offsets: What it has written to the transaction behind the last savepoint, and what that commits.
     """
 
-    held: Held
+    held: IdState
     version: int | None
     session: int = 0
     txn: Txn | None = None
     owner: int = 0
     tail: list[Any] = field(default_factory=list)
     offsets: dict[str, GroupCommit] = field(default_factory=dict)
-
-
-@dataclass
-class Sweeper:
-    """A gateway that sweeps, between two of its steps, for as long as it likes."""
-
-    steps: Sweep
-    value: Any = None
 
 
 class World:
@@ -200,7 +189,7 @@ class World:
         self.used_ms = self.now_ms
         self.is_swept = False
         self.has_jumps = False
-        self.sweepers: list[Sweeper] = []
+        self.sweepers: list[UnderWay[int]] = []
 
     def expire(self) -> None:
         """End an open transaction by its lease, as a leader does on its own."""
@@ -254,21 +243,20 @@ class World:
         if self.is_swept and self.dice.random() < 0.3:
             if len(self.sweepers) < 3 and self.dice.random() < 0.3:
                 own_ms = self.now_ms + self.dice.choice((0, self.clock_ms - self.now_ms))
-                self.sweepers.append(Sweeper(sweep(EXPIRATION_MS, own_ms)))
+                self.sweepers.append(UnderWay(sweep(EXPIRATION_MS, own_ms)))
             elif self.sweepers:
                 self.go_on(self.dice.choice(self.sweepers))
 
-    def go_on(self, sweeper: Sweeper) -> None:
+    def go_on(self, sweeper: UnderWay[int]) -> None:
         """Carry out the next step of a sweep; what it finds is looked at by its next step, whenever that is."""
-        try:
-            effect = sweeper.steps.send(sweeper.value)
-        except StopIteration:
+        effect = sweeper.look_ahead()
+        if effect is None:
             self.sweepers.remove(sweeper)
         else:
             self.steps[type(effect).__name__] += 1
-            sweeper.value = self.swept(effect)
+            sweeper.reply(self.swept(effect))
 
-    def swept(self, effect: SweepEffect) -> Any:
+    def swept(self, effect: AnyEffect) -> Any:
         """Carry out a step of a sweep."""
         match effect:
             case FindOld(before_ms):
@@ -314,7 +302,7 @@ class Gateway:
     def __init__(self, world: World) -> None:
         self.world = world
         self.hold: Hold | None = None
-        self.still: Steps[Any] | None = None
+        self.still: Turns[Any] | None = None
         """What it goes on with, if it stands still."""
         self.skew_ms = 0
 
@@ -330,7 +318,7 @@ class Gateway:
         if self.world.holder is self:
             self.world.holder = None
 
-    def run(self, make: Callable[[Held], Procedure[T]], *, wait: bool = True) -> T:
+    def run(self, make: Callable[[IdState], Steps[T]], *, wait: bool = True) -> T:
         """Carry a procedure out.
 
         Raises:
@@ -345,7 +333,7 @@ class Gateway:
                 world.holder.drop()
             if world.entry is not None and world.takes_up:
                 world.write(world.entry)
-            world.holder, self.hold = self, Hold(Held(world.entry, fresh_ms=world.fresh_ms), world.version)
+            world.holder, self.hold = self, Hold(IdState(world.entry, fresh_ms=world.fresh_ms), world.version)
         assert self.hold is not None
         world.clock_ms = world.now_ms + self.skew_ms
         steps = self._steps(make(self.hold.held), self.hold, wait=wait)
@@ -391,7 +379,7 @@ class Gateway:
         finally:
             self.drop()
 
-    def _steps(self, procedure: Procedure[T], hold: Hold, *, wait: bool) -> Steps[T]:
+    def _steps(self, procedure: Steps[T], hold: Hold, *, wait: bool) -> Turns[T]:
         """Carry a procedure out; yields wherever the gateway may stand still."""
         try:
             result = yield from self._drive(procedure, hold)
@@ -407,19 +395,14 @@ class Gateway:
         finally:
             procedure.close()
 
-    def _drive(self, procedure: Procedure[T], hold: Hold) -> Steps[T]:
-        send: Callable[[Any], GatewayEffect] = procedure.send
-        value: Any = None
-        try:
-            while True:
-                effect = send(value)
-                try:
-                    value, send = (yield from self._carry_out(effect, hold)), procedure.send
-                except (LostByOthersError, NothingWrittenError) as fault:
-                    value, send = fault, procedure.throw
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
+    def _drive(self, procedure: Steps[T], hold: Hold) -> Turns[T]:
+        under_way = UnderWay(procedure)
+        while (effect := under_way.look_ahead()) is not None:
+            try:
+                under_way.reply((yield from self._carry_out(effect, hold)))
+            except (LostByOthersError, NothingWrittenError, RefusedError) as fault:
+                under_way.refuse(fault)
+        return under_way.result
 
     def _arrive(self, ticket: Ticket, hold: Hold) -> None:
         txn = ticket.txn
@@ -435,7 +418,7 @@ class Gateway:
             self.world.steps[f"crash at {where}"] += 1
             raise Crash(where)
 
-    def _carry_out(self, effect: GatewayEffect, hold: Hold) -> Steps[Any]:
+    def _carry_out(self, effect: AnyEffect, hold: Hold) -> Turns[Any]:
         name = type(effect).__name__
         yield
         self._maybe_die(f"before {name}")
@@ -456,7 +439,7 @@ class Gateway:
         world.session += 1
         hold.session = world.session
 
-    def _effect(self, effect: GatewayEffect, hold: Hold) -> Steps[Any]:
+    def _effect(self, effect: AnyEffect, hold: Hold) -> Turns[Any]:
         world = self.world
         match effect:
             case WriteEntry(entry):
@@ -487,7 +470,7 @@ class Gateway:
                 yield
                 self._own(txn, hold)
                 txn.strays = []
-                if txn.saved_offsets is None:
+                if txn.saved_offsets is None or txn.state is not KnownEnd.OPEN:
                     return None
                 hold.offsets = dict(txn.saved_offsets)
                 return dict(txn.notes)
@@ -553,4 +536,4 @@ class Gateway:
         elif commit and txn.state is KnownEnd.ABORTED:
             raise LostByOthersError
         elif not commit and txn.state is KnownEnd.COMMITTED:
-            raise AssertionError("an abort was asked for what is committed")
+            raise RefusedError(Step.INVALID, "an abort was asked for what is committed")

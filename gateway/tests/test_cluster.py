@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from kio.schema.errors import ErrorCode
 from kio.static.constants import EntityType
 
-from rollbridge.model.gateways import GATEWAYS_FROM
-from rollbridge.model.names import StreamName
-from rollbridge_gateway import wire
-from rollbridge_gateway.cluster import Gateway, View, chosen, chosen_broker, topic_id
-from rollbridge_gateway.versions import Api
+from rollbridge.metadata.gateways import GATEWAYS_FROM
+from rollbridge.stream.names import StreamName
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api
+from rollbridge_gateway.server.cluster import Gateway, View, chosen, chosen_broker, topic_id
 
 GATEWAYS = tuple(
     Gateway(f"gateway-{number}", f"g{number}", 9192, ((1, 9193), (2, 9194), (3, 9195))) for number in range(4)
@@ -49,7 +49,7 @@ def test_node_ids_are_not_brokers_and_stay() -> None:
 
 @given(st.sampled_from(GATEWAYS), NAMES, st.integers(1, 65_535))
 def test_a_coordinator_at_another_address_is_another_one(gateway: Gateway, host: str, port: int) -> None:
-    """So that librdkafka does not go on with the address that it has, see ``rollbridge_gateway.cluster``."""
+    """So that librdkafka does not go on with the address that it has, see ``rollbridge_gateway.server.cluster``."""
     moved = replace(gateway, host=host, port=port)
     assert (moved.node_id == gateway.node_id) == ((host, port) == (gateway.host, gateway.port))
     assert View((moved,), {}).coordinator("me") == (moved.node_id, host, port)

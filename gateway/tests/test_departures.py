@@ -7,8 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge_gateway.cluster import Gateway, chosen
-from rollbridge_gateway.departures import KNOWN_S, MISSED_S, Departures, ToldDepartures
+from rollbridge_gateway.server.cluster import KNOWN_S, MISSED_S, Departures, Gateway, ToldDepartures, chosen
 
 GATEWAYS = tuple(Gateway(f"gateway-{number}", f"g{number}", 9192) for number in range(4))
 NAMES = st.text(max_size=20)

@@ -8,17 +8,17 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from rollbridge import errors as ours
-from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
-from rollbridge_gateway.errors import OF_STEP, KafkaFault, code_of, code_of_error, fault_of
-from rollbridge_gateway.procedures import (
+from rollbridge.metadata.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
+from rollbridge_gateway.producer.procedures import (
     NothingWrittenError,
-    NowhereToGoError,
     RefusedError,
     SequenceGapError,
+    UnknownGroupError,
     UnknownProducerError,
 )
-from rollbridge_gateway.producers import Step
-from rollbridge_gateway.versions import TABLE, Api
+from rollbridge_gateway.producer.table import Step
+from rollbridge_gateway.protocol.errors import OF_STEP, KafkaFault, code_of, code_of_error, fault_of
+from rollbridge_gateway.protocol.versions import TABLE, Api
 
 TRANSACTIONAL = (
     Api.PRODUCE,
@@ -77,8 +77,8 @@ def test_every_fault_has_a_code_in_every_version(fault: KafkaFault, where: tuple
         (ours.StreamNotFoundError(""), Api.END_TXN, 5, "transaction_abortable"),
         (ours.InvalidRequestError(""), Api.ADD_OFFSETS_TO_TXN, 4, "invalid_request"),
         (UnknownProducerError(), Api.END_TXN, 5, "invalid_producer_id_mapping"),
-        (NowhereToGoError(), Api.ADD_OFFSETS_TO_TXN, 0, "concurrent_transactions"),
-        (NowhereToGoError(), Api.TXN_OFFSET_COMMIT, 5, "coordinator_load_in_progress"),
+        (UnknownGroupError(), Api.ADD_OFFSETS_TO_TXN, 0, "concurrent_transactions"),
+        (UnknownGroupError(), Api.TXN_OFFSET_COMMIT, 5, "coordinator_load_in_progress"),
         (SequenceGapError(), Api.PRODUCE, 12, "out_of_order_sequence_number"),
         (NothingWrittenError(), Api.PRODUCE, 12, "invalid_record"),
         (ours.ClientFencedError(""), Api.PRODUCE, 12, "not_leader_or_follower"),

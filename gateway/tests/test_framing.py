@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
+import shutil
 import socket
+import ssl
+import subprocess
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 import uvloop
 
-from rollbridge_gateway.shell.framing import AHEAD_BYTES, MessageStream
+from rollbridge.base.logs import LIMITER
+from rollbridge.base.security import ends_of_validity
+from rollbridge.config import ConnectionSettings
+from rollbridge.errors import ConfigError
+from rollbridge_gateway.server.framing import AHEAD_BYTES, PIECE_BYTES, Closing, Limits, MessageStream, Pace, Traffic
+from rollbridge_gateway.server.server import telling
+from rollbridge_gateway.settings import GatewaySettings
 
 LOOPS = pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 SIZES = (0, 1, 10, 1_000, 16_383, 16_384, 16_385, AHEAD_BYTES - 5, AHEAD_BYTES, AHEAD_BYTES + 1, 400_000, 2_500_000)
@@ -313,3 +326,227 @@ def test_a_large_message_grows_as_it_comes_and_as_it_may(new_loop: NewLoop, size
         await sending
 
     run(new_loop, reading)
+
+
+# When a connection is let go, with a clock that the test sets.
+
+
+LIMITS = Limits(idle_s=600, request_s=30)
+
+
+def closing(*seen: tuple[float, Traffic], requests_wait: bool = False, answers_wait: bool = False) -> Closing | None:
+    """What is said at the last look; nothing before."""
+    pace = Pace(LIMITS, 0)
+    said: Closing | None = None
+    for now_s, traffic in seen:
+        assert said is None
+        said = pace.look(traffic, now_s, requests_wait=requests_wait, answers_wait=answers_wait)
+    return said
+
+
+def test_a_connection_that_asks_for_nothing_is_closed_in_the_end() -> None:
+    asked = Traffic(requests=1, received=0)
+    assert closing((9, Traffic())) is None
+    assert closing((10, Traffic())) is Closing.MUTE
+    assert closing((599, asked), (1198, asked)) is None
+    assert closing((599, asked), (1199, asked)) is Closing.IDLE
+
+
+def test_the_first_request_has_to_come_soon_unless_there_is_no_room_for_it() -> None:
+    begun, coming = Traffic(requests=1, is_within=True), Traffic(requests=1, received=1, is_within=True)
+    assert closing((9, begun), (10, begun)) is Closing.MUTE
+    assert closing((9, begun), (10, coming), (39, coming)) is None, "a large one may take its time"
+    assert closing((29, Traffic()), requests_wait=True) is None
+    assert closing((30, Traffic()), requests_wait=True) is Closing.MUTE
+
+
+def test_a_request_under_way_may_take_its_time_and_rest_begins_behind_it() -> None:
+    waits = Traffic(requests=1, under_way=1)
+    done = Traffic(requests=1)
+    assert closing((1, waits), (5_000, waits), (5_599, done)) is None
+    assert closing((1, waits), (5_000, waits), (5_600, done)) is Closing.IDLE
+
+
+def test_the_rest_of_a_request_has_to_come_piece_by_piece() -> None:
+    begun = Traffic(requests=2, is_within=True)
+    more = Traffic(requests=2, received=1, is_within=True)
+    assert closing((10, begun), (39, begun)) is None
+    assert closing((10, begun), (40, begun)) is Closing.UNFINISHED
+    assert closing((10, begun), (39, more), (68, more)) is None
+    assert closing((10, begun), (39, more), (69, more)) is Closing.UNFINISHED
+
+
+def test_requests_before_it_give_a_request_no_time() -> None:
+    """A client that always has something under way does not hold up a half request beside it."""
+    begun = Traffic(requests=2, is_within=True, under_way=1)
+    assert closing((10, begun), (25, begun), (40, begun)) is Closing.UNFINISHED
+
+
+def test_while_others_wait_a_whole_request_has_no_more_time_than_a_piece() -> None:
+    looks = [(10 + 5 * at, Traffic(requests=2, received=at, is_within=True)) for at in range(7)]
+    assert closing(*looks) is None
+    assert closing(*looks, requests_wait=True) is Closing.UNFINISHED
+    several = [(10 + 5 * at, Traffic(requests=at + 2, is_within=True)) for at in range(50)]
+    assert closing(*several, requests_wait=True) is None
+
+
+def test_answers_have_to_be_taken_piece_by_piece() -> None:
+    full = Traffic(requests=1, under_way=1, unsent=PIECE_BYTES, held=PIECE_BYTES)
+    drop = Traffic(requests=1, under_way=1, unsent=PIECE_BYTES - 5, taken=5, held=PIECE_BYTES)
+    piece = Traffic(requests=1, under_way=1, unsent=7, taken=PIECE_BYTES, held=PIECE_BYTES)
+    assert closing((599, full)) is None
+    assert closing((599, full), (600, drop)) is Closing.UNTAKEN
+    assert closing((599, full), (600, piece), (1199, piece)) is None
+    assert closing((599, full), (600, piece), (1200, piece)) is Closing.UNTAKEN
+
+
+def test_while_others_wait_for_their_room_answers_have_less_time() -> None:
+    full = Traffic(requests=1, under_way=1, unsent=PIECE_BYTES, held=PIECE_BYTES)
+    stuck = Traffic(requests=1, under_way=1, held=PIECE_BYTES)
+    little = Traffic(requests=1, under_way=1, held=PIECE_BYTES - 1)
+    for traffic in (full, stuck):
+        assert closing((29, traffic), answers_wait=True) is None
+        assert closing((29, traffic), (30, traffic), answers_wait=True) is Closing.UNTAKEN
+    assert closing((29, stuck), (10_000, stuck)) is None
+    assert closing((29, little), (10_000, little), answers_wait=True) is None
+
+
+@pytest.mark.parametrize(
+    "traffic", [Traffic(requests=2, is_stranger=True), Traffic(requests=9, under_way=1, is_stranger=True)]
+)
+def test_a_login_has_a_limit_whatever_the_client_does_meanwhile(traffic: Traffic) -> None:
+    assert closing((29, traffic)) is None
+    assert closing((29, traffic), (30, traffic)) is Closing.LOGIN
+
+
+# What clients are told when TLS fails, and certificates that run out.
+
+
+CERTIFICATES = Path(__file__).parents[2] / "integration_tests/certificates"
+SERVER, AUTHORITY, STRANGER = (str(CERTIFICATES / name) for name in ("server.pem", "ca.pem", "stranger.pem"))
+VERSIONS = (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3)
+
+
+def settings(certificate: str = SERVER) -> GatewaySettings:
+    return GatewaySettings(
+        connection=ConnectionSettings(bootstrap_servers="k:1", zookeeper="z:1"),
+        certificate=certificate,
+        client_ca=AUTHORITY,
+    )
+
+
+def handshake(port: int, version: ssl.TLSVersion, authority: str, certificate: str | None) -> str:
+    """What a client is told."""
+    context = ssl.create_default_context(cafile=authority)
+    context.maximum_version = version
+    if certificate is not None:
+        context.load_cert_chain(certificate, password="only-a-test")
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as raw:
+        try:
+            with context.wrap_socket(raw, server_hostname="127.0.0.1") as connection:
+                return connection.recv(5).decode()
+        except ssl.SSLError as fault:
+            return str(fault.reason)
+
+
+def told(failed: Callable[[], None], *client: object) -> str:
+    """What a client of a server like a gateway's is told."""
+
+    async def ask() -> str:
+        context = settings().tls_context()
+        assert context is not None
+        context.sslobject_class = telling(failed)
+        loop, greetings = asyncio.get_running_loop(), []
+
+        async def greet(stream: MessageStream) -> None:
+            with suppress(OSError):
+                await stream.encrypt(context, 60)
+                stream.transport.write(b"hello")
+
+        def opened(stream: MessageStream) -> None:
+            greetings.append(loop.create_task(greet(stream)))
+
+        server = await loop.create_server(lambda: MessageStream(opened), "127.0.0.1", 0)
+        async with server:
+            port = server.sockets[0].getsockname()[1]
+            found = await asyncio.to_thread(handshake, port, *client)  # type: ignore[arg-type]
+            await asyncio.wait(greetings)
+            return found
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(ask())
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_client_without_a_certificate_gets_an_alert_and_the_log_says_why(
+    version: ssl.TLSVersion, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LIMITER, "filter", lambda record: True)
+    failures: list[None] = []
+    with caplog.at_level(logging.WARNING):
+        found = told(lambda: failures.append(None), version, AUTHORITY, None)
+    expected = {VERSIONS[0]: "SSLV3_ALERT_HANDSHAKE_FAILURE", VERSIONS[1]: "TLSV13_ALERT_CERTIFICATE_REQUIRED"}
+    assert found == expected[version]
+    assert "tls.refused reason='PEER_DID_NOT_RETURN_A_CERTIFICATE'" in caplog.text
+    assert len(failures) == 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_one_of_another_authority_is_told_so(version: ssl.TLSVersion, tmp_path: Path) -> None:
+    mine = made(tmp_path, 30)
+    assert told(lambda: None, version, AUTHORITY, str(mine)) == "TLSV1_ALERT_UNKNOWN_CA"
+
+
+def test_one_that_does_not_trust_the_gateway_is_in_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(LIMITER, "filter", lambda record: True)
+    with caplog.at_level(logging.WARNING):
+        assert told(lambda: None, VERSIONS[1], STRANGER, None) == "CERTIFICATE_VERIFY_FAILED"
+    assert "tls.refused reason='TLSV1_ALERT_UNKNOWN_CA'" in caplog.text
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_who_has_one_gets_in(version: ssl.TLSVersion) -> None:
+    assert told(lambda: pytest.fail("nothing has failed"), version, AUTHORITY, SERVER) == "hello"
+
+
+def made(folder: Path, days: int) -> Path:
+    """A certificate with its key that runs out after so many days."""
+    path = folder / "made.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=x", "-days", str(days)]
+    subprocess.run([*command, "-keyout", str(path), "-out", f"{path}.crt"], check=True, capture_output=True)
+    with path.open("ab") as file, Path(f"{path}.crt").open("rb") as crt:
+        shutil.copyfileobj(crt, file)
+    return path
+
+
+def test_a_certificate_that_has_run_out_is_refused_and_one_that_soon_will_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    checked = settings(str(made(tmp_path, 20)))
+    [until] = ends_of_validity(checked.certificate)
+    with caplog.at_level(logging.WARNING):
+        checked.check_certificate(until - timedelta(days=15))
+        assert not caplog.records
+        checked.check_certificate(until - timedelta(days=13))
+    assert f"certificate.expires file={checked.certificate} until={until:%Y-%m-%d}" in caplog.text
+    with pytest.raises(ConfigError, match=r"made\.pem has run out on .* nothing was begun; renew it"):
+        checked.check_certificate(until)
+
+
+def test_an_authoritys_that_has_run_out_is_told_and_keeps_no_gateway_from_starting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for days, name in ((20, "own"), (10, "authority")):
+        (tmp_path / name).mkdir()
+        made(tmp_path / name, days)
+    chain = tmp_path / "chain.pem"
+    chain.write_text("".join((tmp_path / name / "made.pem").read_text() for name in ("own", "authority")))
+    checked = settings(str(chain))
+    own, authority = ends_of_validity(str(chain))
+    with caplog.at_level(logging.WARNING):
+        checked.check_certificate(authority + timedelta(days=1))
+    assert f"certificate.expires file={chain} until={authority:%Y-%m-%d}" in caplog.text
+    with pytest.raises(ConfigError, match=f"has run out on {own:%Y-%m-%d}"):
+        checked.check_certificate(own)

@@ -9,11 +9,11 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families as parsed
 from prometheus_client.registry import CollectorRegistry
 
+from rollbridge.base.metrics import Family, FamilyKind, Histogram, Sample
 from rollbridge.metrics import SampleCollector
-from rollbridge.model.metrics import Family, FamilyKind, Histogram, Sample
-from rollbridge_gateway import families
-from rollbridge_gateway.families import FAMILIES, HANDOVERS, WATCHED, Counts, Present
-from rollbridge_gateway.versions import Api
+from rollbridge_gateway.protocol.versions import Api
+from rollbridge_gateway.server import metrics
+from rollbridge_gateway.server.metrics import FAMILIES, HANDOVERS, WATCHED, Counts, Present
 
 UNITS = ("seconds", "bytes", "info", "total")
 NUMBERS = (
@@ -49,7 +49,7 @@ def test_each_family_has_a_name_of_its_own_with_a_unit_and_says_what_it_means() 
         assert short != family.name
         assert (family.kind is FamilyKind.COUNTER) == short.endswith("_total")
         assert short.endswith(UNITS) or short in NUMBERS, family
-    declared = {item for item in vars(families).values() if isinstance(item, Family)}
+    declared = {item for item in vars(metrics).values() if isinstance(item, Family)}
     assert declared == set(FAMILIES), "each is served, and in the table of the docs"
 
 

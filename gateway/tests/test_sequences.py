@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollbridge_gateway.sequences import (
+from rollbridge_gateway.protocol.sequences import (
     KEPT,
     SEQUENCE_MAX,
     SeenBatches,
@@ -48,7 +48,13 @@ FIVE = SeenBatches(2, tuple(Taken(first, first + 9) for first in range(10, 60, 1
     ],
 )
 def test_the_rules(seen: SeenBatches | None, epoch: int, first: int, records: int, verdict: SequenceVerdict) -> None:
-    assert judge(seen, epoch, first, records) is verdict
+    assert judge(seen, epoch, first, records, v2=False) is verdict
+
+
+@pytest.mark.parametrize("seen", [None, SeenBatches(7)])
+def test_with_transactions_v2_nothing_is_missing_before_the_first_batch(seen: SeenBatches | None) -> None:
+    assert judge(seen, 7, 0, 3, v2=True) is SequenceVerdict.NEW
+    assert judge(seen, 7, 3, 3, v2=True) is SequenceVerdict.GAP, "the batch before it is on its way again"
 
 
 @given(
@@ -66,10 +72,10 @@ def test_each_batch_counts_once_however_often_it_comes(sizes: list[int], start: 
     sequences, taken = Sequences(), []
     for at, (first, size) in enumerate(sent):
         for again in data.draw(st.lists(st.integers(max(0, at - KEPT), at - 1), max_size=3)) if at else []:
-            assert sequences.judge(WHERE, 0, *sent[again]) is SequenceVerdict.DUPLICATE
+            assert sequences.judge(WHERE, 0, *sent[again], v2=False) is SequenceVerdict.DUPLICATE
         if data.draw(st.booleans()):  # another gateway goes on from the notes
             sequences = Sequences.restored(sequences.all_notes())
-        assert sequences.judge(WHERE, 0, first, size) is SequenceVerdict.NEW
+        assert sequences.judge(WHERE, 0, first, size, v2=False) is SequenceVerdict.NEW
         sequences.take(WHERE, 0, first, size)
         taken.append((first, size))
     assert taken == sent

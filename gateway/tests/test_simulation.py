@@ -26,23 +26,23 @@ from typing import Any
 import pytest
 
 from gateway.tests.sim_world import DAY_MS, STREAMS, AskAgain, Batch, Crash, Gateway, Hold, StandsStill, World
+from rollbridge.base.effects import Effect, Steps
 from rollbridge.errors import GroupMismatchError
-from rollbridge_gateway import expiry, procedures
-from rollbridge_gateway.identity import Pair
-from rollbridge_gateway.procedures import (
+from rollbridge_gateway.producer import expiration, procedures
+from rollbridge_gateway.producer.procedures import (
     GroupCommit,
-    Held,
+    IdState,
     Incoming,
-    NowhereToGoError,
     OffsetToCommit,
-    Procedure,
     RefusedError,
+    Resume,
     SequenceGapError,
+    UnknownGroupError,
     UnknownProducerError,
     Written,
 )
-from rollbridge_gateway.producers import KnownEnd, PairEnd, ProducerPhase, ProducerState, Step
-from rollbridge_gateway.sequences import Sequences
+from rollbridge_gateway.producer.table import KnownEnd, Pair, PairEnd, ProducerPhase, ProducerState, Step
+from rollbridge_gateway.protocol.sequences import Sequences
 
 SEEDS = int(os.environ.get("EXAMPLES", "400"))
 TRIES = 200
@@ -90,7 +90,7 @@ class Application:
 
     # Requests, sent again until they are answered
 
-    def ask(self, make: Callable[[Held], Procedure[Any]], *, is_late: bool = True) -> Any:
+    def ask(self, make: Callable[[IdState], Steps[Any]], *, is_late: bool = True) -> Any:
         """Send a request until there is an answer; the answer, or what the gateway refuses."""
         if is_late and self.dice.random() < 0.1:
             self.late.append(lambda: self.send_late(make))
@@ -121,7 +121,7 @@ class Application:
             return answer
         raise AssertionError("a request was never answered")
 
-    def answer_of(self, gateway: Gateway, make: Callable[[Held], Procedure[Any]]) -> Any:
+    def answer_of(self, gateway: Gateway, make: Callable[[IdState], Steps[Any]]) -> Any:
         """What a gateway answers, for which the producer waits at times while it stands still and others are asked."""
         try:
             return gateway.run(make)
@@ -138,9 +138,9 @@ class Application:
         """A producer without a rival is refused nothing, unless its lease has run out."""
         return Fatal(str(why)) if self.world.expired else Wrong(f"it was refused: {why}")
 
-    def send_late(self, make: Callable[[Held], Procedure[Any]]) -> None:
+    def send_late(self, make: Callable[[IdState], Steps[Any]]) -> None:
         """A copy of a request comes, and nobody hears the answer."""
-        with suppress(Crash, StandsStill, AskAgain, RefusedError, UnknownProducerError, NowhereToGoError):
+        with suppress(Crash, StandsStill, AskAgain, RefusedError, UnknownProducerError, UnknownGroupError):
             self.any_gateway((1, 1, 1)).run(make)
 
     def any_gateway(self, weights: tuple[int, ...]) -> Gateway:
@@ -188,7 +188,7 @@ class Application:
         self.sequences.clear()
         number = self.random()
 
-        def make(held: Held) -> Procedure[Any]:
+        def make(held: IdState) -> Steps[Any]:
             nonlocal number
             number = self.random()  # each time that it arrives
             return procedures.start(held, "id", 60_000, number, self.world.clock_ms)
@@ -297,7 +297,7 @@ class Application:
                     lambda held: procedures.add(held, pair, guess, now_ms, is_home=True, is_sure=is_sure), is_late=False
                 )
             self.ask(self.sending(pair, group, guess, is_sure=is_sure), is_late=self.v2)
-        except NowhereToGoError:
+        except UnknownGroupError:
             return False
         return True
 
@@ -309,17 +309,17 @@ class Application:
             raise Wrong(f"a batch for {stream} was refused again: {why!r}")
         self.misled = stream
 
-    def writing(self, pair: Pair, item: Incoming) -> Callable[[Held], Procedure[Any]]:
+    def writing(self, pair: Pair, item: Incoming) -> Callable[[IdState], Steps[Any]]:
         return lambda held: procedures.write(held, pair, [item], self.world.clock_ms, v2=self.v2)
 
     def sending(
         self, pair: Pair, group: GroupCommit, stream: str, *, is_sure: bool = True
-    ) -> Callable[[Held], Procedure[Any]]:
+    ) -> Callable[[IdState], Steps[Any]]:
         return lambda held: procedures.send_offsets(
             held, pair, group, stream, self.world.clock_ms, v2=self.v2, is_sure=is_sure
         )
 
-    def ending(self, pair: Pair, *, commit: bool) -> Callable[[Held], Procedure[Any]]:
+    def ending(self, pair: Pair, *, commit: bool) -> Callable[[IdState], Steps[Any]]:
         return lambda held: procedures.end(held, pair, self.random(), self.world.clock_ms, commit=commit, v2=self.v2)
 
     def ended(self, records: set[Any], *, committed: bool) -> None:
@@ -351,7 +351,7 @@ class Application:
 
 def go_on(gateway: Gateway) -> None:
     """Let a gateway go on that stands still; nobody waits for what comes of it."""
-    with suppress(Crash, AskAgain, RefusedError, UnknownProducerError, NowhereToGoError):
+    with suppress(Crash, AskAgain, RefusedError, UnknownProducerError, UnknownGroupError):
         gateway.go_on()
 
 
@@ -419,6 +419,36 @@ def test_a_late_abort_of_a_transaction_whose_lease_has_run_out_is_not_taken_for_
     assert world.committed == ["counts"]
 
 
+def _meanwhile(happens: Callable[[], object], procedure: Steps[Any]) -> Steps[Any]:
+    """A procedure before whose first take-over something happens."""
+    effect = procedure.send(None)
+    try:
+        while True:
+            if isinstance(effect, Resume):
+                happens()
+            effect = procedure.send((yield effect))
+    except StopIteration as stop:
+        return stop.value
+
+
+def test_what_ends_while_it_is_taken_over_is_lost_and_does_not_begin_again() -> None:
+    world = World(random.Random(1), 0)
+    first, second = Gateway(world), Gateway(world)
+    pair = first.run(lambda held: procedures.start(held, "id", 60_000, 7, 0)).pair
+
+    def write(partition: int, record: str) -> Callable[[IdState], Steps[Any]]:
+        item = Incoming((TOPIC, partition), STREAMS[0], pair, 0, 1, [record])
+        return lambda held: procedures.write(held, pair, [item], 0, v2=True)
+
+    first.run(write(0, "acknowledged"))
+    with pytest.raises(RefusedError) as refused:
+        second.run(lambda held: _meanwhile(world.expire, write(1, "the rest")(held)))
+    assert refused.value.step is Step.ABORTABLE
+    with pytest.raises(RefusedError):
+        second.run(lambda held: procedures.end(held, pair, 9, 0, commit=True, v2=True))
+    assert not world.committed
+
+
 @pytest.mark.long
 def test_each_record_counts_once_in_many_more_simulations() -> None:
     for seed in range(100_000, 110_000):
@@ -457,7 +487,7 @@ def _nothing_aborted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _renewed_without_abort(monkeypatch: pytest.MonkeyPatch) -> None:
-    def finish(held: Held, *, commit: bool, is_recovery: bool = False) -> Procedure[None]:
+    def finish(held: IdState, *, commit: bool, is_recovery: bool = False) -> Steps[None]:
         assert held.producer is not None
         if commit:
             yield from real(held, commit=commit, is_recovery=is_recovery)
@@ -469,9 +499,9 @@ def _renewed_without_abort(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _pair_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    def record(held: Held, entry: Any) -> Procedure[None]:
+    def record(held: IdState, entry: Any) -> Steps[None]:
         if held.entry is None:
-            yield procedures.WriteEntry(entry)
+            yield from procedures.WriteEntry(entry)
         held.entry = entry
 
     monkeypatch.setattr(procedures, "_record", record)
@@ -507,8 +537,8 @@ def _answered_before_it_is_safe(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _duplicates_are_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    def take(held: Held, item: Incoming) -> Procedure[None]:
-        yield procedures.Carry(item.batch)
+    def take(held: IdState, item: Incoming, *, v2: bool) -> Steps[None]:
+        yield from procedures.Carry(item.batch)
         held.sequences.take(item.where, item.pair.epoch, item.first, item.records)
 
     monkeypatch.setattr(procedures, "_take", take)
@@ -574,7 +604,7 @@ def _hidden_by_the_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """A late end of a transaction that was lost is taken for that of the newest one."""
     real = procedures._look_up
 
-    def look_up(held: Held, pair: Pair) -> Procedure[Any]:
+    def look_up(held: IdState, pair: Pair) -> Steps[Any]:
         producer = yield from real(held, pair)
         previous = producer.previous
         if previous is not None and previous.pair == pair and previous.end is PairEnd.ABORT:
@@ -606,38 +636,38 @@ def _swept_otherwise(monkeypatch: pytest.MonkeyPatch, change: Callable[[World, A
 
     def swept(self: World, effect: Any) -> Any:
         effect = change(self, effect)
-        return real(self, effect) if isinstance(effect, expiry.SweepEffect) else effect
+        return real(self, effect) if isinstance(effect, Effect) else effect
 
     monkeypatch.setattr(World, "swept", swept)
 
 
 def _versions_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
     def change(world: World, effect: Any) -> Any:
-        if isinstance(effect, expiry.RemoveEntries) and world.version is not None:
-            return expiry.RemoveEntries(effect.bucket_version, dict.fromkeys(effect.versions, world.version))
+        if isinstance(effect, expiration.RemoveEntries) and world.version is not None:
+            return expiration.RemoveEntries(effect.bucket_version, dict.fromkeys(effect.versions, world.version))
         return effect
 
     _swept_otherwise(monkeypatch, change)
 
 
 def _sessions_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    _swept_otherwise(monkeypatch, lambda _, effect: [] if isinstance(effect, expiry.FindSessions) else effect)
+    _swept_otherwise(monkeypatch, lambda _, effect: [] if isinstance(effect, expiration.FindSessions) else effect)
 
 
 def _holders_overlooked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(expiry, "LOOKS", (expiry.FindSessions,))
+    monkeypatch.setattr(expiration, "LOOKS", (expiration.FindSessions,))
     _clocks_stand_still(monkeypatch)
 
 
 def _only_zookeepers_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        expiry, "is_due", lambda dated, kept_ms, zookeeper_ms, own_ms: zookeeper_ms - dated.written_ms >= kept_ms
+        expiration, "is_due", lambda dated, kept_ms, zookeeper_ms, own_ms: zookeeper_ms - dated.written_ms >= kept_ms
     )
 
 
 def _only_the_gateways_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        expiry, "is_due", lambda dated, kept_ms, zookeeper_ms, own_ms: own_ms - dated.entry.written_ms >= kept_ms
+        expiration, "is_due", lambda dated, kept_ms, zookeeper_ms, own_ms: own_ms - dated.entry.written_ms >= kept_ms
     )
 
 

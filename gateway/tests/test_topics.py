@@ -10,10 +10,10 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError, ZooKeeperUnavailableError
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import StreamConfig
-from rollbridge_gateway.shell.handlers import ClientConnection
-from rollbridge_gateway.shell.topics import REFRESH_S, Topics
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge_gateway.server.handlers import RequestHandler
+from rollbridge_gateway.server.topics import REFRESH_S, Topics
 
 STREAM, TOPIC = "sales/orders", "sales.orders"
 THERE, MISSING, DENIED = ErrorCode.none, ErrorCode.unknown_topic_or_partition, ErrorCode.topic_authorization_failed
@@ -131,5 +131,5 @@ def test_what_a_broker_would_make_is_looked_for_among_streams_that_are_younger_t
 
     server = SimpleNamespace(topics=world.topics, fresh_topics=fresh_topics)
     connection: Any = SimpleNamespace(server=server, upstream=upstream)
-    asyncio.run(ClientConnection._look_at_brokers(connection, ["a.topic"], makes_topics=makes_topics))
+    asyncio.run(RequestHandler._look_at_brokers(connection, ["a.topic"], makes_topics=makes_topics))
     assert bool(ages_s) is is_read_again

@@ -11,13 +11,13 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from rollbridge.kafka.batches import BatchBuilder, stamp
-from rollbridge_gateway import wire
-from rollbridge_gateway.identity import NOBODY
-from rollbridge_gateway.procedures import GroupCommit, Held, OffsetToCommit, Written
-from rollbridge_gateway.shell.parts import Homes
-from rollbridge_gateway.shell.topics import KnownTopic
-from rollbridge_gateway.shell.transacting import Transacting
-from rollbridge_gateway.versions import Api
+from rollbridge_gateway.producer.procedures import GroupCommit, IdState, OffsetToCommit, Written
+from rollbridge_gateway.producer.table import NOBODY
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api
+from rollbridge_gateway.server.context import Homes
+from rollbridge_gateway.server.topics import KnownTopic
+from rollbridge_gateway.server.transacting import Transacting
 
 TOPIC = "sales.orders"
 
@@ -50,7 +50,7 @@ class Producers:
         self.users: Counter[str] = Counter()
 
     async def run(self, name: str, make: Any, *, writes: bool = False, takes_over: Any = None) -> Any:
-        given = make(Held()).gi_frame.f_locals
+        given = make(IdState()).gi_frame.f_locals
         if "is_recovery" in given:
             self.recoveries.append(given["is_recovery"])
             return NOBODY
@@ -165,7 +165,7 @@ class OffsetProducers(Producers):
         self.committed: list[GroupCommit] = []
 
     async def run(self, name: str, make: Any, *, writes: bool = False, takes_over: Any = None) -> Any:
-        self.committed.append(make(Held()).gi_frame.f_locals["offsets"])
+        self.committed.append(make(IdState()).gi_frame.f_locals["offsets"])
 
 
 class OffsetServer(Server):

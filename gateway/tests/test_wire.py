@@ -9,9 +9,9 @@ import tracemalloc
 import pytest
 
 from gateway.tests.mutations import captures, mutated
-from rollbridge_gateway import wire
-from rollbridge_gateway.bounds import MalformedError
-from rollbridge_gateway.versions import Api, Handling, room_of
+from rollbridge_gateway.protocol import wire
+from rollbridge_gateway.protocol.versions import Api, Handling, room_of
+from rollbridge_gateway.protocol.wire import MalformedError
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "20000"))
 

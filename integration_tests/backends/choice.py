@@ -8,7 +8,8 @@
 ``local``
     No containers: tests that need them are skipped.
 
-With ``IT_REQUIRE=1`` a test that would be skipped because the backend lacks something fails.
+With ``IT_REQUIRE=1`` a test that would be skipped because the backend lacks something fails; with
+``IT_REQUIRE=containers`` one does that would be skipped because there is no engine, or no image.
 """
 
 from __future__ import annotations
@@ -21,17 +22,16 @@ from typing import Any, Final, NoReturn
 
 import pytest
 
+from integration_tests.backends.container_nodes import prepare
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.backends.local import LocalCluster
+from integration_tests.images import look
 from rollbridge.errors import RollbridgeError
-from rollbridge_devcluster.containers import prepare
-from rollbridge_devcluster.engine import engine
-from rollbridge_devcluster.image_names import IN_USE, OFFICIAL
-from rollbridge_devcluster.images import look
 
 BACKEND_VARIABLE: Final = "IT_BACKEND"
 REQUIRE_VARIABLE: Final = "IT_REQUIRE"
+CONTAINERS: Final = "containers"
 
 
 class Backend(StrEnum):
@@ -65,7 +65,7 @@ def new_cluster(*, kafka_settings: Mapping[str, str] | None = None, stalling: bo
     if chosen() is not Backend.DOCKER:
         return LocalCluster(kafka_settings=kafka_settings, stalling=stalling)
     if reason := why_no_containers():
-        lacking(reason)
+        lacking(reason, containers=True)
     return ContainerCluster(kafka_settings=kafka_settings, stalling=stalling)
 
 
@@ -98,19 +98,15 @@ def descriptions() -> Iterator[str]:
     Raises:
         LocalEnvironmentError: no engine answers.
     """
-    engine()
-    for name, image in look(IN_USE).items():
-        if image is None:
-            yield f"{name}: missing"
-        else:
-            kind = "stand-in" if image.stand_in else "official" if name in OFFICIAL else "built here"
-            yield f"{name}: {kind}, {image.id.removeprefix('sha256:')[:12]}"
+    for name, image in look().items():
+        yield f"{name}: missing" if image is None else str(image)
 
 
-def lacking(reason: str) -> NoReturn:
-    """End a test that this backend cannot serve: skipped, or failed with ``IT_REQUIRE=1``."""
-    if os.environ.get(REQUIRE_VARIABLE) == "1":
-        pytest.fail(f"{reason} ({REQUIRE_VARIABLE}=1)", pytrace=False)
+def lacking(reason: str, *, containers: bool = False) -> NoReturn:
+    """End a test that this backend cannot serve, or has no containers for: skip it, or with ``IT_REQUIRE`` fail it."""
+    required = os.environ.get(REQUIRE_VARIABLE)
+    if required == "1" or (containers and required == CONTAINERS):
+        pytest.fail(f"{reason} ({REQUIRE_VARIABLE}={required})", pytrace=False)
     pytest.skip(reason)
 
 

@@ -1,34 +1,44 @@
-"""The backend on containers: what tests do to them beside what nodes can do, from side containers and on volumes."""
+"""The backend on containers: clusters of nodes, and what tests do to them from side containers and on volumes."""
 
 from __future__ import annotations
 
 import os
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, Self
 
 from docker.errors import DockerException
-from docker.models.containers import Container
 from docker.models.volumes import Volume
 from requests import RequestException
+from testcontainers.core.container import DockerContainer
+from testcontainers.core.network import Network
 from urllib3.exceptions import HTTPError
 
 from integration_tests import clocks
+from integration_tests.backends import engine as engines
+from integration_tests.backends.container_nodes import (
+    ContainerNode,
+    CoordinatorContainer,
+    KafkaContainer,
+    ZooKeeperContainer,
+    prepare,
+)
 from integration_tests.backends.disks import Disk
+from integration_tests.backends.engine import engine, is_local
 from integration_tests.backends.interface import Ability, AnyCluster, Clock, Unsupported
 from integration_tests.clocks import OFFSET_VARIABLE, SITECUSTOMIZE
 from integration_tests.coordinators import SESSION_TIMEOUT_S
 from integration_tests.crashing import CRASH_AT, PROGRAM, is_crashing
+from integration_tests.images import TOOLBOX
 from rollbridge.doctor import probes
-from rollbridge.errors import LocalEnvironmentError
-from rollbridge_devcluster import containers
-from rollbridge_devcluster.containers import ContainerNode, CoordinatorContainer, prepare
-from rollbridge_devcluster.engine import engine, is_local
-from rollbridge_devcluster.image_names import TOOLBOX
+from rollbridge.errors import LocalEnvironmentError, NotFoundError
+from rollbridge_devcluster.state import KAFKA, ZOOKEEPER, new_cluster_id
 
 IMAGE_UID: Final = 1000
 """Who the servers run as in their images."""
@@ -53,8 +63,11 @@ class Said:
     err: bytes
 
 
-class ContainerCluster(containers.ContainerCluster, AnyCluster):
+class ContainerCluster(AnyCluster):
     """One or three brokers and ZooKeeper servers in a network of their own."""
+
+    broker_class: type[KafkaContainer] = KafkaContainer
+    zookeeper_class: type[ZooKeeperContainer] = ZooKeeperContainer
 
     def __init__(
         self,
@@ -75,20 +88,106 @@ class ContainerCluster(containers.ContainerCluster, AnyCluster):
             stalling: Have the logs of the brokers, but not those of the controllers, on disks that can be made to stand
                 still, where this machine can do that and is the engine's own.
         """
-        super().__init__(brokers=brokers, zookeepers=zookeepers, kafka_settings=kafka_settings)
+        super().__init__()
+        self.brokers = _names(KAFKA, brokers)
+        self.zookeepers = _names(ZOOKEEPER, zookeepers)
+        self.kafka_settings: Final = dict(kafka_settings or {})
+        self.id: Final = uuid.uuid4().hex[:12]
+        self._marks: Final = engines.marks(self.id)
+        self._cluster_id = new_cluster_id()
+        self._network: Network | None = None
+        self._nodes: dict[str, ContainerNode] = {}
         self._disk_mib = dict(disk_mib or {})
         self._stalling = stalling
         self._disks: dict[str, Disk] = {}
         """Those that can be made to stand still, by part."""
-        self._small_disks: dict[str, Container] = {}
+        self._small_disks: dict[str, DockerContainer] = {}
         """Containers that have the disk of a part at ``/disk``."""
+
+    def start(self) -> Self:
+        prepare()
+        try:
+            self._network = network = Network(docker_network_kw={"labels": self._marks}).create()
+            self.prepare_machine()
+            servers: list[ContainerNode] = [
+                self.zookeeper_class(number, self.zookeepers, network, self._marks)
+                for number in range(1, len(self.zookeepers) + 1)
+            ]
+            servers += [
+                self.broker_class(number, self.brokers, network, self._marks, self._cluster_id, self.kafka_settings)
+                for number in range(1, len(self.brokers) + 1)
+            ]
+            for server in servers:
+                server.volume = str(self.volume(server.part).name)
+                self._nodes[server.part] = server
+            self.start_together(servers)
+        except BaseException as exc:
+            for node in self._nodes.values():
+                exc.add_note(f"--- {node.part}\n{node.said(30)}")
+            self.stop()
+            raise
+        return self
+
+    def start_together(self, nodes: Sequence[ContainerNode]) -> None:
+        """Start nodes and return when all answer; a quorum needs all of them."""
+        with ThreadPoolExecutor(len(nodes)) as together:
+            list(together.map(ContainerNode.start, nodes))
+            list(together.map(ContainerNode.await_answer, nodes))
 
     def stop(self) -> None:
         """Remove everything that it has made; harmless when there is nothing."""
-        super().stop()
+        engines.remove(f"{engines.CLUSTER_LABEL}={self.id}")
+        self._nodes.clear()
+        self._network = None
         self._small_disks.clear()
         while self._disks:
             self._disks.popitem()[1].remove()
+
+    # -- where things are -------------------------------------------------------------------------------
+
+    @property
+    def network(self) -> Network:
+        """The network of all its containers.
+
+        Raises:
+            LocalEnvironmentError: the cluster is not started.
+        """
+        if self._network is None:
+            raise LocalEnvironmentError("the cluster of containers is not started")
+        return self._network
+
+    @property
+    def kafka_cluster_id(self) -> str:
+        return self._cluster_id
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(node.address for node in self._nodes.values() if isinstance(node, KafkaContainer))
+
+    @property
+    def zookeeper(self) -> str:
+        return ",".join(node.address for node in self._nodes.values() if isinstance(node, ZooKeeperContainer))
+
+    @property
+    def bootstrap_servers_inside(self) -> str:
+        """Kafka's address for containers of its network."""
+        return ",".join(node.inside for node in self._nodes.values() if isinstance(node, KafkaContainer))
+
+    @property
+    def zookeeper_inside(self) -> str:
+        """ZooKeeper's address for containers of its network."""
+        return ",".join(node.inside for node in self._nodes.values() if isinstance(node, ZooKeeperContainer))
+
+    def node(self, part: str) -> ContainerNode:
+        if part not in self._nodes:
+            raise NotFoundError(f"{part} does not run")
+        return self._nodes[part]
+
+    def add_listener(self, name: str, advertised: str) -> str:
+        (part,) = self.brokers
+        broker = self.node(part)
+        assert isinstance(broker, KafkaContainer)
+        return broker.add_listener(name, advertised)
 
     @property
     def can(self) -> frozenset[Ability]:
@@ -106,6 +205,13 @@ class ContainerCluster(containers.ContainerCluster, AnyCluster):
 
     # -- networks ---------------------------------------------------------------------------------------
 
+    def beside(self, image: str, command: Sequence[str] | None = None, **options: Any) -> DockerContainer:
+        """Describe a container in this network; ``options`` are of it, as Docker's library takes them."""
+        described = DockerContainer(prepare()[image], network=self.network)
+        if command is not None:
+            described.with_command(list(command))
+        return described.with_kwargs(labels=self._marks, **options)
+
     def run(
         self,
         image: str,
@@ -113,10 +219,9 @@ class ContainerCluster(containers.ContainerCluster, AnyCluster):
         *,
         entrypoint: str | None = None,
         environment: Mapping[str, str] | None = None,
-        beside: Container | None = None,
+        beside: ContainerNode | None = None,
         volumes: Mapping[str, str] | None = None,
         as_root: bool = False,
-        timeout_s: int = 120,
     ) -> Said:
         """Run a program in a container of its own in this network, until it ends; the container is removed.
 
@@ -125,29 +230,20 @@ class ContainerCluster(containers.ContainerCluster, AnyCluster):
             command: Its arguments, or all of it if the image has no entry point.
             entrypoint: In place of the image's own.
             environment: Variables of the container.
-            beside: Run in the network namespace of this container.
+            beside: Run in the network namespace of this one.
             volumes: Where it has which volumes, by name.
             as_root: As root, who may change that network.
-            timeout_s: How long it may take.
         """
-        network = f"container:{beside.id}" if beside is not None else self.network.name
-        container = engine().containers.create(
-            prepare()[image],
-            list(command),
-            entrypoint=entrypoint,
-            environment=dict(environment or {}),
-            network=network,
-            volumes={name: {"bind": path, "mode": "rw"} for name, path in (volumes or {}).items()},
-            labels=self.labels,
-            user="root" if as_root else None,
-            cap_add=["NET_ADMIN"] if as_root else None,
-        )
-        try:
-            container.start()
-            code = container.wait(timeout=timeout_s)["StatusCode"]
-            return Said(code, container.logs(stderr=False), container.logs(stdout=False))
-        finally:
-            container.remove(force=True, v=True)
+        options: dict[str, Any] = {"user": "root", "cap_add": ["NET_ADMIN"]} if as_root else {}
+        if entrypoint is not None:
+            options["entrypoint"] = entrypoint
+        if beside is not None:
+            options |= {"network": f"container:{beside.container.id}", "networking_config": None}
+        described = self.beside(image, command, **options).with_envs(**(environment or {}))
+        for name, path in (volumes or {}).items():
+            described.with_volume_mapping(name, path, "rw")
+        with described as container:
+            return Said(container.wait(), *container.get_logs())
 
     def in_network_of(self, part: str, script: str) -> str:
         """Run a script of the toolbox as root in the network namespace of a part; returns what it prints.
@@ -155,15 +251,15 @@ class ContainerCluster(containers.ContainerCluster, AnyCluster):
         Raises:
             Unsupported: it fails.
         """
-        said = self.run(TOOLBOX, ["sh", "-ec", script], beside=self.node(part).container, as_root=True)
+        said = self.run(TOOLBOX, ["sh", "-ec", script], beside=self.node(part), as_root=True)
         if said.code:
             raise Unsupported(f"beside {part}, {script!r} fails: {said.err.decode().strip()}")
         return said.out.decode()
 
     def gateway(self) -> str:
         """The address from which clients on this machine come, in its network."""
-        self.network.reload()
-        return str(self.network.attrs["IPAM"]["Config"][0]["Gateway"])
+        network = engine().networks.get(self.network.name)
+        return str(network.attrs["IPAM"]["Config"][0]["Gateway"])
 
     # -- disks ------------------------------------------------------------------------------------------
 
@@ -182,28 +278,28 @@ class ContainerCluster(containers.ContainerCluster, AnyCluster):
             # Controllers go on: new settings reach a broker while its logs stand still.
             self.kafka_settings.setdefault("metadata.log.dir", "/tmp/metadata")
 
-    def volume(self, part: str, **options: str) -> Volume:
-        """In memory where a size was named, so that it can be filled; on a disk of its own where there is one."""
+    def volume(self, part: str) -> Volume:
+        """Make the volume of a part: in memory where a size was named, so that it can be filled, or on a disk."""
+        options: dict[str, str] = {}
         size_mib, disk = self._disk_mib.get(part), self._disks.get(part)
         if disk is not None:
             options = {"type": "none", "device": str(disk.path), "o": "bind"}
         if size_mib is not None:
             options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size_mib}m,uid=1000,gid=1000,mode=0755"}
-        volume = super().volume(part, **options)
+        volume = engine().volumes.create(
+            self.volume_name(part), driver="local", driver_opts=options, labels=engines.labels(self.id)
+        )
         if size_mib is not None:
             # A file system in memory is gone when no container uses it any more, so one does all the time.
-            self._small_disks[part] = engine().containers.run(
-                prepare()[TOOLBOX],
-                ["sleep", "infinity"],
-                detach=True,
-                init=True,
-                volumes={volume.name: {"bind": "/disk", "mode": "rw"}},
-                network_mode="none",
-                labels=self.labels,
-            )
+            keeper = self.beside(TOOLBOX, ["sleep", "infinity"], init=True)
+            self._small_disks[part] = keeper.with_volume_mapping(str(volume.name), "/disk", "rw").start()
         return volume
 
-    def disk_of(self, part: str) -> Container:
+    def volume_name(self, part: str) -> str:
+        """Return what the volume of a part is called."""
+        return f"rollbridge-test-{self.id}-{part}"
+
+    def disk_of(self, part: str) -> DockerContainer:
         """A container that has the disk of a part at ``/disk``.
 
         Raises:
@@ -241,7 +337,7 @@ class ContainerCluster(containers.ContainerCluster, AnyCluster):
             f"cp -a {source}/{part}/. {target}/{part}/"
             for part in self.zookeepers
         ]
-        backup = super().volume("backup").name
+        backup = self.volume("backup").name
         volumes = {self.volume_name(part): f"/data/{part}" for part in self.zookeepers} | {str(backup): "/backup"}
         said = self.run(TOOLBOX, ["sh", "-ec", " && ".join(steps)], volumes=volumes, as_root=True)
         if said.code:
@@ -260,13 +356,36 @@ class ContainerCluster(containers.ContainerCluster, AnyCluster):
             _give_clock(node, ahead_s)
         return self.add_coordinator(node)
 
+    def add_coordinator(self, node: CoordinatorContainer) -> CoordinatorContainer:
+        """Start a new coordinator and return when it has registered."""
+        self._nodes[node.part] = node
+        node.start()
+        node.await_answer()
+        return node
+
     def new_coordinator(self, part: str, name: str, root: str, environment: Mapping[str, str]) -> CoordinatorContainer:
-        """One that runs what has the crash points, if the environment names one."""
-        node = super().new_coordinator(part, name, root, environment)
+        """A coordinator that registers as ``name`` under a root path; not started yet.
+
+        It runs what has the crash points, if the environment names one.
+        """
+
+        def registered() -> frozenset[tuple[str, int]]:
+            return probes.registered_coordinators(self.zookeeper, root) or frozenset()
+
+        inside = {**self.connection_inside(root), **environment}
+        node = CoordinatorContainer(part, name, self.network, self._marks, inside, registered)
         if is_crashing(environment):
             node.files[_CRASHING] = Path(PROGRAM).read_bytes()
             node.entrypoint, node.command = ["python"], [_CRASHING]
         return node
+
+    def connection_inside(self, root: str) -> dict[str, str]:
+        """Return the environment of a program of ours in this network."""
+        return {
+            "ROLLBRIDGE_BOOTSTRAP_SERVERS": self.bootstrap_servers_inside,
+            "ROLLBRIDGE_ZOOKEEPER": self.zookeeper_inside,
+            "ROLLBRIDGE_ZOOKEEPER_ROOT": root,
+        }
 
     def keep_logs(self, folder: Path) -> None:
         """What each container has printed."""
@@ -379,3 +498,7 @@ def _follow(node: ContainerNode, path: Path) -> None:
 def _part(root: str, name: str) -> str:
     """Coordinators of several root paths may have the same name."""
     return f"{root.strip('/').replace('/', '-')}-{name}"
+
+
+def _names(stem: str, count: int) -> tuple[str, ...]:
+    return (stem,) if count == 1 else tuple(f"{stem}-{number}" for number in range(1, count + 1))

@@ -149,12 +149,12 @@ def full_disk(cluster: AnyCluster, part: str) -> Iterator[None]:
     """
     disk = _containers(cluster, "fill a disk").disk_of(part)
     fill = f"dd if=/dev/zero of={_BALLAST} bs=4k 2>/dev/null; cat /dev/zero >>{_BALLAST} 2>/dev/null; true"
-    said = disk.exec_run(["sh", "-c", fill], user="root")
+    said = disk.exec(["sh", "-c", fill])
     assert said.exit_code == 0, said.output
     try:
         yield
     finally:
-        said = disk.exec_run(["rm", "-f", _BALLAST], user="root")
+        said = disk.exec(["rm", "-f", _BALLAST])
         assert said.exit_code == 0, said.output
 
 

@@ -17,7 +17,7 @@ from integration_tests.patience import eventually
 from rollbridge.doctor import probes
 from rollbridge.errors import NotFoundError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
 
 QUICK = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": "1"}
 """Coordinators are missed soon."""

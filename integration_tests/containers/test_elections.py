@@ -17,13 +17,13 @@ import pytest
 
 import rollbridge
 from integration_tests.backends.containers import ContainerCluster
-from integration_tests.containers.test_faults import in_sync, partitions_of
+from integration_tests.containers.partitions import in_sync, partitions_of
 from integration_tests.patience import eventually
 from rollbridge.errors import RollbridgeError
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName, StreamName
 
 ROUNDS = 3
 MORE = 20
@@ -137,4 +137,4 @@ def test_a_leader_of_logs_dies_while_a_coordinator_takes_over_and_nothing_is_mis
     for found in (*(follower.found for follower in followers), whole):
         assert sorted(found) == expected
     logs = "".join((tmp_path / f"{name}.log").read_text(errors="replace") for name in NAMES)
-    assert logs.count("leads since controller epoch") > ROUNDS
+    assert logs.count("lead.won ") > ROUNDS

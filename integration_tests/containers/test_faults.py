@@ -11,13 +11,15 @@ from pathlib import Path
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, PartitionMetadata
 
 import rollbridge
 from integration_tests.backends import faults
+from integration_tests.backends.container_nodes import INSIDE
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import Ability, Unsupported
 from integration_tests.backends.local import LocalCluster
+from integration_tests.containers.partitions import PARTITIONS, address_of, in_sync, partitions_of, topic
+from integration_tests.images import KAFKA
 from integration_tests.kafka_tools import produce, read_all
 from integration_tests.patience import eventually
 from rollbridge.doctor import probes
@@ -25,44 +27,21 @@ from rollbridge.errors import KafkaUnavailableError, NotFoundError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName
-from rollbridge.zookeeper.session import ZooKeeperSession
-from rollbridge_devcluster.containers import INSIDE
-from rollbridge_devcluster.image_names import KAFKA
+from rollbridge.metadata import paths
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import GroupName
+
+__all__ = ["topic"]
 
 pytestmark = [pytest.mark.containers, pytest.mark.long]
 
 TOPICS = "/opt/kafka/bin/kafka-topics.sh"
 DAY_S = 86_400
-PARTITIONS = 6
-"""So that each broker leads some of them."""
-
-
-@pytest.fixture
-def topic(ensemble: ContainerCluster, topic_prefix: str) -> str:
-    TopicAdmin(ensemble.bootstrap_servers).create_topics([TopicSpec(name=topic_prefix, partitions=PARTITIONS)])
-    return topic_prefix
 
 
 def leaders(cluster: ContainerCluster, topic: str, asked: str) -> set[int]:
     """Who leads the partitions of a topic, as one broker says."""
     return {partition.leader for partition in partitions_of(cluster, topic, asked).values()}
-
-
-def in_sync(cluster: ContainerCluster, topic: str) -> bool:
-    partitions = partitions_of(cluster, topic).values()
-    return all(len(partition.isrs) == len(cluster.brokers) for partition in partitions)
-
-
-def partitions_of(cluster: ContainerCluster, topic: str, asked: str | None = None) -> dict[int, PartitionMetadata]:
-    """What one broker, or any, knows of a topic's partitions."""
-    servers = cluster.bootstrap_servers if asked is None else address_of(cluster, asked)
-    return AdminClient({"bootstrap.servers": servers}).list_topics(topic, timeout=120).topics[topic].partitions
-
-
-def address_of(cluster: ContainerCluster, broker: str) -> str:
-    return cluster.bootstrap_servers.split(",")[cluster.brokers.index(broker)]
 
 
 @pytest.mark.needs(Ability.PARTITION)

@@ -11,13 +11,13 @@ from confluent_kafka import KafkaError, Producer
 
 import rollbridge
 from integration_tests.backends.containers import ContainerCluster
-from integration_tests.containers.test_faults import in_sync, partitions_of
+from integration_tests.containers.partitions import in_sync, partitions_of
 from integration_tests.patience import eventually
 from rollbridge.errors import StreamBusyError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.names import StreamName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import StreamName
 
 pytestmark = [pytest.mark.containers, pytest.mark.long]
 

@@ -11,8 +11,8 @@ import pytest
 
 import rollbridge
 from integration_tests.backends.containers import ContainerCluster, Said
-from rollbridge.model.names import StreamName, segment_topic_pattern
-from rollbridge_devcluster.image_names import COORDINATOR, KAFKA
+from integration_tests.images import COORDINATOR, KAFKA
+from rollbridge.stream.names import StreamName, segment_topic_pattern
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -102,11 +102,7 @@ def test_spark_reads_what_is_committed(ensemble: ContainerCluster, stream: str, 
 
 
 def test_our_command_line_reads_what_is_committed(ensemble: ContainerCluster, stream: str) -> None:
-    where = {
-        "ROLLBRIDGE_BOOTSTRAP_SERVERS": ensemble.bootstrap_servers_inside,
-        "ROLLBRIDGE_ZOOKEEPER": ensemble.zookeeper_inside,
-        "ROLLBRIDGE_ZOOKEEPER_ROOT": ROOT,
-    }
+    where = ensemble.connection_inside(ROOT)
     read = ensemble.run(COORDINATOR, ["consume", stream, "--format", "{value}"], environment=where)
     assert read.code == 0, read.err.decode()
     assert sorted(read.out.splitlines()) == EXPECTED

@@ -9,39 +9,36 @@ import uuid
 from pathlib import Path
 
 import pytest
+from testcontainers.core.labels import LABEL_SESSION_ID
 
+from integration_tests.backends import engine as engines
 from integration_tests.backends.containers import ContainerCluster
+from integration_tests.backends.engine import engine
+from integration_tests.images import TOOLBOX
 from integration_tests.patience import eventually
 from rollbridge.errors import LocalEnvironmentError
-from rollbridge_devcluster import engine as engines
-from rollbridge_devcluster.engine import engine
-from rollbridge_devcluster.image_names import TOOLBOX
 
 HOLDER = """
 import sys
+from testcontainers.core.labels import SESSION_ID
 from integration_tests.backends.containers import ContainerCluster
 cluster = ContainerCluster(disk_mib={"kafka": 256}).start()
 coordinator = cluster.start_coordinator()
-print(cluster.labels["%s"], flush=True)
+print(SESSION_ID, flush=True)
 sys.stdin.read()
 """
 
 
 def left(label: str, value: str) -> list[str]:
     """The names of all that has a label."""
-    wanted: dict[str, str | list[str] | bool] = {"label": f"{label}={value}"}
-    return [
-        *(str(one.name) for one in engine().containers.list(all=True, filters=wanted, ignore_removed=True)),
-        *(str(one.name) for one in engine().networks.list(filters=wanted)),
-        *(str(one.name) for one in engine().volumes.list(filters=wanted)),
-    ]
+    return [str(one.name) for one in engines.labelled(f"{label}={value}")]
 
 
 @pytest.mark.long
 @pytest.mark.containers
 def test_a_killed_test_process_takes_its_containers_with_it() -> None:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER % engines.SESSION_LABEL],
+        [sys.executable, "-c", HOLDER],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -52,9 +49,9 @@ def test_a_killed_test_process_takes_its_containers_with_it() -> None:
     with holder, holder.stdin, holder.stdout:
         session = holder.stdout.readline().strip()
         # Two servers, a coordinator and the keeper of a disk; two volumes; a network.
-        assert len(left(engines.SESSION_LABEL, session)) == 7
+        assert len(left(LABEL_SESSION_ID, session)) == 7
         holder.kill()
-    eventually(lambda: not left(engines.SESSION_LABEL, session), "everything is gone")
+    eventually(lambda: not left(LABEL_SESSION_ID, session), "everything is gone")
 
 
 @pytest.mark.long
@@ -67,17 +64,17 @@ def test_what_a_dead_process_has_left_is_swept_and_nothing_else() -> None:
     sessions = {who: uuid.uuid4().hex for who in (owner, elsewhere, engines.owner_of(os.getpid()))}
     try:
         for who, session in sessions.items():
-            marks = {engines.OWNER_LABEL: who, engines.SESSION_LABEL: session}
+            marks = {engines.OWNER_LABEL: who, LABEL_SESSION_ID: session}
             engine().networks.create(f"rollbridge-test-{session}", labels=marks)
             engine().volumes.create(f"rollbridge-test-{session}", labels=marks)
             engine().containers.create(TOOLBOX, ["true"], labels=marks)
         assert engines.remove_stale() >= 3
-        assert {who: len(left(engines.SESSION_LABEL, session)) for who, session in sessions.items()} == {
+        assert {who: len(left(LABEL_SESSION_ID, session)) for who, session in sessions.items()} == {
             who: 0 if who == owner else 3 for who in sessions
         }
     finally:
         for session in sessions.values():
-            engines.remove(f"{engines.SESSION_LABEL}={session}")
+            engines.remove(f"{LABEL_SESSION_ID}={session}")
 
 
 @pytest.mark.containers
@@ -86,7 +83,7 @@ def test_a_cluster_that_cannot_start_leaves_nothing_and_shows_its_logs() -> None
     with pytest.raises(LocalEnvironmentError, match="kafka ended while it was starting") as caught:
         broken.start()
     assert any("num.io.threads" in note for note in caught.value.__notes__)
-    assert left(engines.CLUSTER_LABEL, broken.labels[engines.CLUSTER_LABEL]) == []
+    assert left(engines.CLUSTER_LABEL, broken.id) == []
 
 
 def test_who_is_not_known_to_be_gone_is_left_alone() -> None:

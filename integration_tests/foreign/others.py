@@ -76,8 +76,7 @@ def go_command() -> str:
     return go
 
 
-OTHERS: Final = (kafkajs, pytest.param(franz, marks=pytest.mark.long))
-"""Building Go's own library takes more than all else."""
+OTHERS: Final = (kafkajs, franz)
 
 
 def run(command: Sequence[str], servers: str, topic: str, name: str, records: int, *ends: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from integration_tests.backends.choice import Backend, descriptions
+from integration_tests.backends.container_nodes import prepare
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import AnyCluster, Unsupported
 from integration_tests.backends.local import LocalCluster
@@ -23,7 +24,6 @@ from integration_tests.history.report import Report, put_section, summary
 from integration_tests.history.run import Run, running
 from integration_tests.history.trial import KAFKA_SETTINGS, WINDOWS
 from integration_tests.three_brokers import ThreeBrokers
-from rollbridge_devcluster.containers import prepare
 
 SECTIONS: Final = {Backend.LOCAL: "processes", Backend.DOCKER: "containers"}
 """Where the summary of each backend stands in docs/soak.md."""

@@ -27,11 +27,11 @@ from integration_tests.history.events import (
 )
 from integration_tests.history.facts import Facts
 from integration_tests.history.gateway_checks import GATEWAY_CHECKS
-from rollbridge.model.control import EXPIRED, ControlKind
-from rollbridge.model.epochs import check_chain
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.sn import DLSN
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import DLSN
+from rollbridge.commitlog.control import EXPIRED, ControlKind
+from rollbridge.stream.epochs import check_chain
+from rollbridge.stream.reading import KeyLineage
 
 OVERRUN_S: Final = 6.0
 """By how much a call may overrun its time-out here: one second is promised, the rest is for a machine that is busy."""

@@ -31,10 +31,7 @@ from integration_tests.history.notebook import CALL_S, Notebook
 from integration_tests.history.tasks import Task
 from integration_tests.patience import once_available
 from rollbridge import ANY, EMPTY, SN
-from rollbridge.errors import (
-    RollbridgeError,
-    UnavailableError,
-)
+from rollbridge.errors import RollbridgeError, UnavailableError
 from rollbridge.kafka import connection
 
 POLL_S = 0.5

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from rollbridge.model.control import ControlRecord
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import Partition
-from rollbridge.model.partitioners import KeySpace
+from rollbridge.base.ids import SegmentId
+from rollbridge.commitlog.control import ControlRecord
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeySpace
+from rollbridge.stream.names import Partition
 
 Line = dict[str, Any]
 

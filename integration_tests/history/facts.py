@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from integration_tests.history.events import History, Operation, Row
-from rollbridge.model.control import ControlKind, ControlRecord
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import KeyLineage
+from rollbridge.base.ids import SegmentId
+from rollbridge.commitlog.control import ControlKind, ControlRecord
+from rollbridge.stream.reading import KeyLineage
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,13 @@ from confluent_kafka import Message
 
 from integration_tests.clients import read_committed
 from integration_tests.history.events import Row, StreamState
+from rollbridge.base.ids import SegmentId
+from rollbridge.commitlog.control import ControlRecord, decode_control
 from rollbridge.consumer.records import Origin, source_of
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.control import ControlRecord, decode_control
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import GroupName, Partition, StreamName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName, Partition, StreamName
 
 
 def stream_states(

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 from integration_tests.history.events import Answer, Fault, Kind, Operation
 from integration_tests.history.facts import Facts
-from rollbridge.model.control import ControlKind
+from rollbridge.commitlog.control import ControlKind
 
 
 def ours(facts: Facts) -> Iterator[Fault]:

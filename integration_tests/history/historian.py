@@ -13,7 +13,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
-from rollbridge.model.control import ControlRecord, decode_control
+from rollbridge.commitlog.control import ControlRecord, decode_control
 
 NAME: Final = "historian"
 _COMMIT_S: Final = 1.0

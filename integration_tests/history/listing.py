@@ -14,7 +14,7 @@ from integration_tests.history.notebook import Notebook
 from integration_tests.history.tasks import Task
 from rollbridge.consumer.transactions import CommittedTransaction, TransactionReader
 from rollbridge.errors import NotFoundError, RollbridgeError, TruncatedError, UnavailableError
-from rollbridge.model.names import StreamName
+from rollbridge.stream.names import StreamName
 
 AT_A_TIME: Final = 300
 """Transactions that one reader is asked for, at most."""

@@ -21,8 +21,8 @@ from confluent_kafka import KafkaException, Message, Producer
 from integration_tests.history.events import Answer, Kind, Operation, Write
 from integration_tests.history.notebook import CALL_S, Notebook
 from integration_tests.history.tasks import Task
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.sn import DLSN
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import DLSN
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
 

@@ -24,12 +24,12 @@ from integration_tests.history.owner import Owner
 from integration_tests.history.repairs import Restoration
 from integration_tests.history.workers import Workers
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.base.ids import SegmentId
 from rollbridge.errors import RollbridgeError, StreamBusyError, StreamExistsError, StreamNotFoundError, UnavailableError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.committed import batch_of_one
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
+from rollbridge.stream.names import StreamName
 from rollbridge_devcluster.nodes import Node
 
 COORDINATORS: Final = 2
@@ -294,7 +294,7 @@ class Nemesis:
             over.set()
 
     def _set_zookeeper_back(self) -> Iterator[None]:
-        """ZooKeeper is restored from a backup, and repaired, as docs/operations.md says."""
+        """ZooKeeper is restored from a backup, and repaired, as docs/backup-and-repair.md says."""
         restoration = Restoration(self._cluster, self._streams[0])
         restoration.back_up()
         restoration.await_change(lambda: self._rescale(self._streams[0]))

@@ -1,7 +1,8 @@
 """The owner of a topic that a stream has adopted: it adds partitions, makes it anew, and takes it back.
 
-Where it takes it back or makes it anew, it follows docs/operations.md: end what is open, release the topic, adopt it
-again. Partitions are added without more ado, or beside that. Clients write to it meanwhile in every way, natively too.
+Where it takes it back or makes it again, it follows docs/adopted-topics.md: end what is open, release the topic, adopt
+it again. Partitions are added without more ado, or beside that. Clients write to it meanwhile in every way, natively
+too.
 """
 
 from __future__ import annotations

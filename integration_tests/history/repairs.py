@@ -12,9 +12,9 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.doctor import probes
 from rollbridge.doctor.repair import outdated_groups
-from rollbridge.model.names import StreamName
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import StreamName
 
 NOTICED_S: Final = 60.0
 """Within this time somebody tries to lead."""

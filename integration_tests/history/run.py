@@ -49,9 +49,9 @@ from integration_tests.history.trial import (
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
 from integration_tests.three_brokers import ThreeBrokers
+from rollbridge.commitlog.control import ControlRecord
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
-from rollbridge.model.control import ControlRecord
-from rollbridge.model.names import GroupName
+from rollbridge.stream.names import GroupName
 
 COPIES: Final = "history/copies"
 """What a consumer group makes of the first of them."""

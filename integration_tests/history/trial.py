@@ -19,7 +19,7 @@ from integration_tests.history.report import Report
 from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
 from rollbridge.errors import RollbridgeError
-from rollbridge.model.names import GroupName, Partition
+from rollbridge.stream.names import GroupName, Partition
 
 STREAMS: Final = ("history/orders", "history/payments")
 """Scaled while somebody writes to them."""
@@ -37,8 +37,8 @@ HEAL_S: Final = 120.0
 not reach each other may need half a minute for a single commit, after ``replica.lag.time.max.ms``."""
 KAFKA_SETTINGS: Final = {"broker.session.timeout.ms": "9000", "connections.max.idle.ms": "5000"}
 """Kafka's default, so that who is paused is not taken for dead. A broker that is alone and taken for dead names no
-broker when it goes on, and librdkafka forgets it then: now and then for good (docs/operations.md). What is idle is
-closed within seconds in place of minutes, also while its broker hangs or restarts."""
+broker when it goes on, and librdkafka forgets it then: now and then for good (docs/logs-and-tracing.md). What is idle
+is closed within seconds in place of minutes, also while its broker hangs or restarts."""
 
 
 class Trial(ABC):

@@ -29,7 +29,7 @@ from integration_tests.history.events import (
 )
 from integration_tests.history.tasks import Task
 from integration_tests.patience import PATIENCE_S
-from rollbridge.model.ids import SegmentId
+from rollbridge.base.ids import SegmentId
 
 AT_GATEWAYS: Final = ("passer", "javan")
 """Roles of clients that know gateways, and nothing else of us."""

@@ -6,8 +6,8 @@ ZooKeeper are the same data as plain JSON, so that any ZooKeeper shell shows the
 Each schema has a ``version``. It rises when readers of the versions before would misunderstand a record; they refuse
 it then (:class:`NewerVersionError`). JSON carries it as a field of its own; binary records carry it in front, where
 each has a place for it (docs/protocol.md, "Versions and compatibility"). Fields are added without a new version: at
-the end, with a default and ``"added": true``. Who does not know them passes over them. A field in JSON that nobody may
-pass over has a version of its own (``since``), which records have that hold it; the others are read by everybody.
+the end, with a default and ``"added": true``. Readers that do not know them skip them. A field in JSON that must not
+be skipped has a version of its own (``since``), which records with that field carry; every reader reads the others.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SchemaCodec:
         self._sparse: Final = {field["name"]: field["default"] for field in raw["fields"] if field.get("sparse")}
 
     def encode(self, datum: Datum) -> bytes:
-        """Avro binary of a record; missing fields take their defaults.
+        """Return the Avro binary of a record; missing fields take their defaults.
 
         Raises:
             SchemaError: the record does not fit the schema.
@@ -111,7 +111,7 @@ class SchemaCodec:
         return out.getvalue()
 
     def decode(self, raw: bytes) -> Datum:
-        """The record in ``raw``; fields that a newer version added at its end are passed over.
+        """Return the record in ``raw``; fields that a newer version added at its end are skipped.
 
         Raises:
             SchemaError: truncated or foreign bytes; says how far it got.
@@ -129,7 +129,7 @@ class SchemaCodec:
             raise
 
     def _decode(self, raw: bytes, schema: Any) -> tuple[Datum, int]:
-        """A record, and where it ends."""
+        """Return a record, and where it ends."""
         source = io.BytesIO(raw)
         try:
             datum = fastavro.schemaless_reader(source, schema, None)
@@ -140,7 +140,7 @@ class SchemaCodec:
         return cast("Datum", datum), source.tell()
 
     def to_json(self, datum: Datum) -> bytes:
-        """Plain JSON of a record, with its version in front and its defaults filled in, in the order of the schema.
+        """Return the plain JSON of a record, with its version in front and defaults filled in, in the schema's order.
 
         Left out are fields that the schema calls ``sparse``, while they have their defaults.
 
@@ -155,7 +155,7 @@ class SchemaCodec:
         return json.dumps({VERSION_FIELD: version, **whole}, ensure_ascii=False).encode()
 
     def from_json(self, raw: bytes) -> Datum:
-        """The record in plain JSON; fields that a newer version added are dropped, missing ones take their defaults.
+        """Return the record in plain JSON; unknown fields are dropped, missing ones take their defaults.
 
         Raises:
             NewerVersionError: its version says that it cannot be read like that.
@@ -165,7 +165,7 @@ class SchemaCodec:
             text = raw.decode()  # by itself, the parser takes UTF-16 as well, and surrogates
             datum = json.loads(text)
             if "\\u" in text:
-                json.dumps(datum, ensure_ascii=False).encode()  # whoever answers has to write it
+                json.dumps(datum, ensure_ascii=False).encode()  # an answer with it has to be written
         except (ValueError, RecursionError) as fault:
             raise SchemaError(f"not JSON where a record of schema {self.name} was expected: {fault}") from fault
         if not isinstance(datum, dict):
@@ -185,7 +185,7 @@ class SchemaCodec:
 
 
 def _earlier_versions(raw: Datum) -> list[tuple[Any, Datum]]:
-    """The schema of each earlier version, the latest first, with the defaults of the fields that it lacks."""
+    """Return the schema of each earlier version, the latest first, with the defaults of the fields that it lacks."""
     versions = []
     fields = list(raw["fields"])
     lacking: Datum = {}
@@ -197,9 +197,9 @@ def _earlier_versions(raw: Datum) -> list[tuple[Any, Datum]]:
 
 
 def _filler(schema: Any, where: str) -> _Fill | None:
-    """What fills in the defaults of every record in a value of a schema; None where no value has any.
+    """Return a function that fills in defaults of every record in a value of a schema; None if there are none.
 
-    Worked out once per schema, as nodes are read often. What is of another type is left to validation.
+    Built once per schema, as nodes are read often. Values of another type are left to validation.
     """
     match schema:
         case {"type": "record", "fields": fields}:
@@ -244,5 +244,5 @@ def _record_filler(fields: Any, where: str) -> _Fill:
 
 @cache
 def codec(name: str) -> SchemaCodec:
-    """The codec of a schema by its name (one of :data:`NAMES`)."""
+    """Return the codec of a schema by its name (one of :data:`NAMES`)."""
     return SchemaCodec(name)

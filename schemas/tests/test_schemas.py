@@ -8,7 +8,6 @@ import tracemalloc
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,8 +17,7 @@ from hypothesis import strategies as st
 import rollbridge_schemas
 from rollbridge_schemas import NAMES, VERSION_FIELD, NewerVersionError, SchemaError, codec
 from schemas.tests.avro import encode, encode_long
-
-GOLDEN = Path(__file__).parent / "golden"
+from schemas.tests.golden_files import GOLDEN
 
 
 def schema_of(name: str) -> dict[str, Any]:

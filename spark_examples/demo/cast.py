@@ -17,7 +17,7 @@ import psutil
 
 import rollbridge
 from rollbridge.errors import RollbridgeError
-from rollbridge.model.names import StreamName, segment_topic_pattern
+from rollbridge.stream.names import StreamName, segment_topic_pattern
 from rollbridge_devcluster.ephemeral import ProcessCluster
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java

@@ -27,7 +27,7 @@ import click
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 import rollbridge
-from rollbridge.cli.tables import counted
+from rollbridge.cli.common import counted
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge_devcluster.ephemeral import ProcessCluster

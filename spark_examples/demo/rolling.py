@@ -18,11 +18,10 @@ import click
 
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import RollbridgeError
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.keyspace import key_hash
-from rollbridge.model.names import StreamName, parse_segment_topic
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.picture import lineage_svg
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.keyspace import KeySpace, key_hash
+from rollbridge.stream.names import StreamName, parse_segment_topic
+from rollbridge.stream.picture import lineage_svg
 from spark_examples.demo import flights
 from spark_examples.demo.cast import Cast, assemble, happens, require
 from spark_examples.demo.flights import Flights

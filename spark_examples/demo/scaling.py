@@ -20,8 +20,8 @@ from typing import Final
 import click
 
 import rollbridge
+from rollbridge.cli.common import counted
 from rollbridge.cli.stream import history_table
-from rollbridge.cli.tables import counted
 from rollbridge.errors import RollbridgeError
 from rollbridge_devcluster.ephemeral import ProcessCluster
 

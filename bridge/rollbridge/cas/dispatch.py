@@ -1,13 +1,13 @@
-"""Shell of conditional writes: carries out the rounds of each segment, one at a time, and settles the futures.
+"""Shell of conditional writes: runs the rounds of each segment, one at a time, and settles the futures.
 
-A round takes everything that waits and goes together, so many writes share one native transaction. Whoever finds a
-segment's queue free drives it: a thread that waits for its write until that is settled, which saves a hop
-(docs/benchmarks.md says what it costs), otherwise one of as many workers as there are transactional ids. So a segment
-on which a stranger's native transaction is open holds up no other.
+A round takes all waiting writes that fit together, so many share one native transaction. A thread that waits for its
+write drives a free queue until that is settled, which saves a hop (docs/benchmarks.md gives its cost); otherwise one of
+as many workers as there are transactional ids does. So a segment with a foreign open native transaction delays no other
+segment.
 
 All writers of one connection and stream with the same time-outs share a :class:`StreamAppender`: one lease of
 transactional ids, and one queue for each segment. They therefore wait for each other here, and not for native
-transactions that come to nothing.
+transactions that are aborted.
 
 Locks: ``AppendQueue.lock`` is held by the thread that drives it, across network round trips;
 ``StreamAppender._queues_lock`` guards the creation of queues; ``StreamAppenders._lock`` guards the table of channels
@@ -27,15 +27,16 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline
+from rollbridge.base.effects import AnyEffect, Steps
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.logs import log_defect
 from rollbridge.cas import machine
-from rollbridge.cas.machine import ConditionalAppend, Failed, RoundEffect, RoundEvent, RoundState, Sealed
-from rollbridge.cas.queue import AppendQueue
+from rollbridge.cas.machine import AppendQueue, ConditionalAppend, Failed, RoundEvent, RoundState, Sealed
 from rollbridge.cas.request import AppendRequest
 from rollbridge.cas.router import ROUND_BYTES_MAX, SegmentRouter
 from rollbridge.cas.session import IDS_PER_SLOT, SessionPool, TransactionalSession, take_slot
 from rollbridge.config import ConnectionSettings
-from rollbridge.defects import log_defect
 from rollbridge.errors import (
     CasOutcomeUnknownError,
     KafkaUnavailableError,
@@ -53,13 +54,12 @@ from rollbridge.kafka.errors import (
 )
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster, LeaderEpochs
-from rollbridge.kafka.segment_tail import WAIT_MS, LineageTails, Question, T, WaitedTooLongError, answer_of, ask
-from rollbridge.model.cas import Refused
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import StreamName
-from rollbridge.model.records import TopicLimits
-from rollbridge.zookeeper.catalog import Catalog
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.kafka.segment_tail import WAIT_MS, LineageTails, T, WaitedTooLongError, answer_of, ask
+from rollbridge.metadata.catalog import Catalog
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.conditions import Refused
+from rollbridge.stream.config import TopicLimits
+from rollbridge.stream.names import StreamName
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ _LOST: Final = frozenset({"UNKNOWN_TOPIC_OR_PARTITION", "UNKNOWN_TOPIC_ID"})
 _DENIED: Final = frozenset({"TOPIC_AUTHORIZATION_FAILED", "TRANSACTIONAL_ID_AUTHORIZATION_FAILED"})
 _ANSWER_TIMEOUT_S: Final = 20.0
 _ELSEWHERE_S: Final = 0.05
-"""How long at most to wait for a write that waits in another queue before looking again."""
+"""Longest wait for a write in another queue before checking again."""
 _TURN_S: Final = 0.001
 """Longest wait for the writer whose turn it is."""
 
@@ -97,8 +97,8 @@ class StreamAppender:
         self.router: Final = SegmentRouter(catalog, session, stream)
         self._transaction_timeout_s = transaction_timeout_s
         self._answer_timeout_s = min(timeout_s, _ANSWER_TIMEOUT_S)
-        # What one of them learns, from a refusal for example, the others know: a broker that is cut off from the others
-        # goes on answering what was true before.
+        # A refusal seen by one of them is known to the others: a broker that is cut off from the others continues to
+        # return its old view.
         epochs = LeaderEpochs()
         self._pool = SessionPool(
             settings,
@@ -116,12 +116,12 @@ class StreamAppender:
             Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name, epochs=epochs)
         )
         self.tails: Final = LineageTails(self.router.place)
-        """What is known of the log apart from rounds, to be asked with :meth:`ask` only."""
+        """Tails of the log apart from rounds; use them through :meth:`ask` only."""
         self._reading = threading.Lock()
 
     def carry_out(self, request: AppendRequest) -> None:
         """Carry out a write on the calling thread if its queue is free; wait until it is settled."""
-        queue = self._queue(request.course.active)
+        queue = self._queue(request.lineage.active)
         queue.put(request)
         if queue.lock.acquire(blocking=False):
             try:
@@ -134,11 +134,11 @@ class StreamAppender:
 
     def enqueue(self, request: AppendRequest, *, is_moved: bool = False) -> None:
         """Queue a write for a worker; ``is_moved`` if it has waited for a sealed segment before."""
-        queue = self._queue(request.course.active)
+        queue = self._queue(request.lineage.active)
         queue.put(request, is_moved=is_moved)
         self._schedule(queue)
 
-    def ask(self, question: Question[T], deadline: Deadline) -> T:
+    def ask(self, question: Steps[T], deadline: Deadline) -> T:
         """Answer a question about :attr:`tails`; one thread at a time."""
         if not self._reading.acquire(timeout=deadline.left()):
             raise KafkaUnavailableError(f"others who read {self.router.stream} have had no answer; nothing was written")
@@ -178,7 +178,7 @@ class StreamAppender:
                 while queue.queue:
                     self._step(queue)
         except Exception:
-            log_defect(logger, "a worker of conditional writes to %s failed", self.router.stream)
+            log_defect(logger, "cas_worker.failed stream=%s", self.router.stream)
         self._schedule(queue)
 
     def _step(self, queue: AppendQueue) -> None:
@@ -240,15 +240,17 @@ class StreamAppender:
         return time.monotonic() - started
 
     def _perform(
-        self, effect: RoundEffect, round_: ConditionalAppend, session: TransactionalSession, deadline: Deadline
+        self, effect: AnyEffect, round_: ConditionalAppend, session: TransactionalSession, deadline: Deadline
     ) -> RoundEvent:
         """Carry out one effect; return what came of it."""
         try:
             match effect:
                 case machine.Append(ahead):
                     if ahead is not None:
-                        (topic, number), offset, _, epoch = ahead
-                        session.reader.ask(topic, offset, wait_ms=WAIT_MS, partition=number, last_epoch=epoch)
+                        topic, number = ahead.place
+                        session.reader.ask(
+                            topic, ahead.offset, wait_ms=WAIT_MS, partition=number, last_epoch=ahead.epoch
+                        )
                     return machine.Appended(session.appender.append([(*round_.place, _batch(round_.requests))])[0])
                 case machine.End(commits=True):
                     session.appender.commit()
@@ -261,7 +263,7 @@ class StreamAppender:
                     return machine.Ended()
                 case machine.CheckActive():
                     first = round_.requests[0]
-                    has_moved = self.router.has_moved(first.key, first.course.active)
+                    has_moved = self.router.has_moved(first.key, first.lineage.active)
                     return Sealed() if has_moved else machine.Replied(None)
                 case need:
                     try:
@@ -286,9 +288,9 @@ class StreamAppender:
         try:
             deadline = request.deadline
             with self._pool.session(deadline) as session:
-                found = ask(queue.tails.find(request.course, request.token), session.reader, deadline)
+                found = ask(queue.tails.find(request.lineage, request.token), session.reader, deadline)
         except TruncatedError as fault:
-            why = f"{fault}; it is not known whether an earlier attempt was written, and nobody will be able to say"
+            why = f"{fault}; whether an earlier attempt was written is unknown, and cannot be determined"
             request.settle(CasOutcomeUnknownError(why, token=request.token))
         except (RollbridgeError, WaitedTooLongError) as fault:
             request.settle(CasOutcomeUnknownError(f"{fault}; ask again", token=request.token))
@@ -300,11 +302,11 @@ class StreamAppender:
 
         Of an adopted topic that takes less than what was ``taken`` for its limits, those stay that it takes.
         """
-        logger.info("segment %s of %s is sealed; conditional writes go to its successors", sealed, self.router.stream)
+        logger.info("segment.sealed stream=%s segment=%s", self.router.stream, sealed)
         for request in requests:
             try:
-                course = self.router.await_course(request.key, request.deadline, sealed, taken)
-                if course.active == sealed and request.size > self.router.round_bytes_max:
+                lineage = self.router.await_lineage(request.key, request.deadline, sealed, taken)
+                if lineage.active == sealed and request.size > self.router.round_bytes_max:
                     raise RecordTooLargeError(
                         f"a conditional write of up to {request.size} bytes exceeds {self.router.round_bytes_max}, "
                         f"which the topic of {self.router.stream} takes by now; nothing was written",
@@ -315,11 +317,11 @@ class StreamAppender:
             except RollbridgeError as fault:
                 request.settle(fault)
                 continue
-            request.course = course
+            request.lineage = lineage
             self.enqueue(request, is_moved=True)
 
     def _give_up(self, queue: AppendQueue, requests: Sequence[AppendRequest], fault: RollbridgeError) -> None:
-        """Tell the writes of a round why they cannot be written; where the topic is gone, follow the stream."""
+        """Fail the writes of a round; if the topic was deleted, follow the stream."""
         if isinstance(fault, TopicNotFoundError) or (
             isinstance(fault, AppendRefusedError) and fault.kafka_error in _LOST
         ):
@@ -348,7 +350,7 @@ def _batch(requests: Sequence[AppendRequest]) -> bytes:
 
 
 def fail(queue: AppendQueue, requests: Sequence[AppendRequest], fault: RollbridgeError) -> None:
-    """Tell writes why they cannot be written."""
+    """Fail writes with a reason."""
     for request in requests:
         # A call that the end of a write's time has cut off does not know what the write has waited for.
         cut_off = isinstance(fault, KafkaUnavailableError) and request.last_try

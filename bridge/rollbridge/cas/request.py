@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from rollbridge.arguments import checked
-from rollbridge.calls import Deadline, LightFuture, call_back
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import Deadline, LightFuture, call_back
+from rollbridge.base.forks import module_lock
+from rollbridge.base.sn import SN, Token
 from rollbridge.errors import CasWriteError, OutcomeUnknownError, UnavailableError
-from rollbridge.forks import module_lock
-from rollbridge.model.cas import Condition, ConditionalWrite, Scope
-from rollbridge.model.lineage import KeyLineage
-from rollbridge.model.sn import SN, Token
+from rollbridge.stream.conditions import Condition, ConditionalWrite, Scope
+from rollbridge.stream.reading import KeyLineage
 
 logger = logging.getLogger(__name__)
 
@@ -117,12 +117,12 @@ class AppendRequest(CasFuture):
 
     Attributes:
         owner: The writer; its writes keep their order.
-        records: Records that stand side by side in one segment.
+        records: Adjacent records in one segment.
         expected: The expected SN, or the write whose last record is expected to be the last.
         operation: Identity of the write, in the headers of its records.
-        course: Its segment and predecessors, as of its last routing.
+        lineage: Its segment and predecessors, as of its last routing.
         deadline: Nothing is begun after it.
-        rising_ids: True if its transaction ids must not be lower than the last one before.
+        monotonic_ids: True if its transaction ids must not be lower than the last one before.
         repeatable: True if the same token may have been tried before, so that a refusal has to look for it.
         last_try: Reason why the last try came to nothing.
         size: Upper bound of its size in bytes.
@@ -134,10 +134,10 @@ class AppendRequest(CasFuture):
     expected: SN | AppendRequest
     scope: Scope
     operation: bytes
-    course: KeyLineage
+    lineage: KeyLineage
     deadline: Deadline
     timestamp_ms: int
-    rising_ids: bool = False
+    monotonic_ids: bool = False
     repeatable: bool = False
     last_try: str = ""
     size: int = 0
@@ -166,14 +166,14 @@ class AppendRequest(CasFuture):
         return Condition(expected, self.scope, self.records[0].key)
 
     def entry(self, places: Mapping[AppendRequest, int]) -> ConditionalWrite:
-        """Return this write as one entry of a round in which the writes of ``places`` stand before it."""
+        """Return this write as one entry of a round, after the writes of ``places``."""
         return ConditionalWrite(
             self.condition(),
-            self.course,
+            self.lineage,
             tuple([record.key for record in self.records]),
             tuple([record.transaction_id for record in self.records]),
             places.get(self.expected) if isinstance(self.expected, AppendRequest) else None,
-            self.rising_ids,
+            self.monotonic_ids,
         )
 
     def broken_chain(self) -> BaseException | None:

@@ -6,16 +6,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Final
 
-from rollbridge.calls import Backoff, Deadline
+from rollbridge.base.deadlines import Backoff, Deadline
+from rollbridge.base.ids import SegmentId
 from rollbridge.errors import InvalidRequestError, UnavailableError
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import KeyLineage, Stage, former_segments
-from rollbridge.model.names import Partition, StreamName
-from rollbridge.model.paths import epochs
-from rollbridge.model.records import KEYLESS, StreamConfig, TopicLimits
-from rollbridge.zookeeper.catalog import Catalog
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.catalog import Catalog
+from rollbridge.metadata.paths import epochs
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.config import KEYLESS, StreamConfig, TopicLimits
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.names import Partition, StreamName
+from rollbridge.stream.reading import KeyLineage, Stage, former_segments
 
 ROUND_BYTES_MAX: Final = 900_000
 """Maximum size of a round in bytes where the topic does not say less."""
@@ -24,22 +24,22 @@ _PAUSE_MAX_S: Final = 0.2
 
 
 class _Known:
-    """One epoch history and the courses asked for; positions between the same two bounds of any epoch share one."""
+    """One epoch history and the lineages asked for; positions between the same two bounds of any epoch share one."""
 
     def __init__(self, history: EpochHistory) -> None:
         self.history: Final = history
         bounds = {segment.range.low for record in history.records for segment in record.segments}
         self._bounds = sorted(bounds.union(() if history.foundation is None else history.foundation.lows))
-        self._courses: dict[int, KeyLineage] = {}
+        self._lineages: dict[int, KeyLineage] = {}
 
-    def course(self, config: StreamConfig, key: bytes | None) -> KeyLineage:
+    def lineage(self, config: StreamConfig, key: bytes | None) -> KeyLineage:
         position, former = config.keys.position(key), former_segments(config, self.history, key)
         if former:
             return KeyLineage(self.history, position, former)
         place = bisect_right(self._bounds, position)
-        found = self._courses.get(place)
+        found = self._lineages.get(place)
         if found is None:
-            self._courses[place] = found = KeyLineage(self.history, position)
+            self._lineages[place] = found = KeyLineage(self.history, position)
         return found
 
 
@@ -65,13 +65,13 @@ class SegmentRouter:
 
     @property
     def limits(self) -> TopicLimits | None:
-        """What the active segments take if they are partitions of an adopted topic."""
+        """Limits of the active segments, if they are partitions of an adopted topic."""
         view = self._catalog.view(self._name)
         return view.config.limits_in(view.history.active)
 
     @property
     def round_bytes_max(self) -> int:
-        """Maximum size of a round in bytes; it is one record batch, so that its records stand side by side."""
+        """Maximum size of a round in bytes; it is one record batch, so that its records are adjacent."""
         limits = self.limits
         return ROUND_BYTES_MAX if limits is None else min(ROUND_BYTES_MAX, limits.batch_room)
 
@@ -96,17 +96,17 @@ class SegmentRouter:
         """Return the number of active segments."""
         return len(self._catalog.view(self._name).history.active.segments)
 
-    def course(self, key: bytes | None) -> KeyLineage:
-        """Return the course of a key as of the cached history.
+    def lineage(self, key: bytes | None) -> KeyLineage:
+        """Return the lineage of a key as of the cached history.
 
         Raises:
-            UnavailableError: the end of a predecessor is not known yet; see :meth:`await_course`.
+            UnavailableError: the end of a predecessor is not known yet; see :meth:`await_lineage`.
             ScopeNotFoundError, StreamNotFoundError: there is no such stream.
         """
         view, known = self._catalog.view(self._name), self._known
         if known is None or known.history is not view.history:
             self._known = known = _Known(view.history)
-        return known.course(view.config, key)
+        return known.lineage(view.config, key)
 
     def before(self, segment: SegmentId) -> list[Stage]:
         """Return all predecessors of a segment, however far back and whatever their keys, oldest first.
@@ -123,17 +123,17 @@ class SegmentRouter:
             found.append(Stage(item, base, end, item in history.removed))
         return found
 
-    def await_course(
+    def await_lineage(
         self,
         key: bytes | None,
         deadline: Deadline,
         sealed: SegmentId | None = None,
         taken: TopicLimits | None = None,
     ) -> KeyLineage:
-        """Wait until a key can be written in a segment other than ``sealed``; return its course.
+        """Wait until a key can be written in a segment other than ``sealed``; return its lineage.
 
         ``sealed`` may be no more than a partition of an adopted topic that takes less than what was ``taken`` for its
-        limits: its course is returned once other ones are on record.
+        limits: its lineage is returned once other ones are on record.
 
         Raises:
             UnavailableError: not writable by the deadline; nothing was written.
@@ -142,9 +142,9 @@ class SegmentRouter:
         backoff = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S)
         while True:
             try:
-                course = self.course(key)
-                if course.active != sealed or self.limits != taken:
-                    return course
+                lineage = self.lineage(key)
+                if lineage.active != sealed or self.limits != taken:
+                    return lineage
                 why = f"segment {sealed} is sealed and its successor is not known"
                 if taken is not None:
                     why = f"the adopted topic takes smaller batches than it did, or {why}"
@@ -191,7 +191,7 @@ class SegmentRouter:
         else:
             self.check_current()
         try:
-            return self.course(key).active != segment
+            return self.lineage(key).active != segment
         except UnavailableError:
             return True
 

@@ -1,12 +1,12 @@
 """Transactional sessions of conditional writers: leased transactional ids, each with a connection to read with.
 
-A transactional id has one user: whoever initialises it fences the one before. The ids of a stream's conditional writers
-are numbered, ``scope.stream.cas.SLOT.INDEX``, and a writer takes the lowest slot that no live one holds, by an
-ephemeral ZooKeeper node. A writer that died leaves its slot, and whoever takes it next ends what the dead one left
-open. A writer that was only paused finds itself fenced, has written nothing, and takes another slot.
+A transactional id has one user: initialising it fences the previous one. The ids of a stream's conditional writers are
+numbered, ``scope.stream.cas.SLOT.INDEX``, and a writer takes the lowest slot that no live one holds, by an ephemeral
+ZooKeeper node. The next user of a dead writer's slot ends its open transaction. A writer that was only paused is
+fenced, has written nothing, and takes another slot.
 
 The numbers belong to the stream and not to a client's name, because unnamed clients are named after their process: ids
-made from those would be new at every start, brokers would keep them for days, and they would fence nobody.
+made from those would be new at every start, brokers would keep them for days, and they would fence no other process.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from rollbridge.calls import Deadline, answers_within
+from rollbridge.base.deadlines import Deadline, answers_within
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError, UnknownWriteError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster, LeaderEpochs
-from rollbridge.model import paths
-from rollbridge.model.names import StreamName
-from rollbridge.zookeeper.errors import NodeExistsError
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.errors import NodeExistsError
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import StreamName
 
 # Leases of transactional ids
 
@@ -57,7 +57,7 @@ class TransactionalIdLease:
 
     @property
     def is_held(self) -> bool:
-        """True if nobody else can have taken the slot, as far as is known here; costs no round trip."""
+        """True if no other writer can have taken the slot, as far as is known here; costs no round trip."""
         return self._session.session_id in (None, self._session_id)
 
     def release(self) -> None:
@@ -67,16 +67,16 @@ class TransactionalIdLease:
         try:
             self._session.delete(self._path)
         except RollbridgeError as fault:
-            logger.info("slot %s is given back with the end of the session: %s", self._path, fault)
+            logger.info("slot.released_late path=%s reason=%s", self._path, fault)
 
 
 def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> TransactionalIdLease:
-    """Take the lowest slot of a stream that nobody holds.
+    """Take the lowest free slot of a stream.
 
     Args:
         session: ZooKeeper session whose end releases the slot.
         stream: The stream.
-        owner: Name of the client, for whoever inspects the node.
+        owner: Name of the client, for inspection of the node.
 
     Raises:
         ZooKeeperUnavailableError: no answer in time.
@@ -104,7 +104,7 @@ def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Tran
                 continue
             session.delete(path)
             continue
-        logger.info("%s writes conditionally to %s with slot %d", owner, stream, number)
+        logger.info("slot.taken client=%s stream=%s slot=%d", owner, stream, number)
         return TransactionalIdLease(session, path, number, session_id)
 
 
@@ -148,16 +148,16 @@ class TransactionalSession:
         try:
             self.appender.abort()
         except AppendUnknownError as fault:
-            logger.info("an abort is left to the next use of the transactional id: %s", fault)
+            logger.info("abort.deferred transactional_id=%s reason=%s", self.appender.transactional_id, fault)
         except ProducerFencedError:
-            logger.info("transactional id %s was taken over; it ended there", self.appender.transactional_id)
+            logger.info("transactional_id.fenced transactional_id=%s", self.appender.transactional_id)
 
     def close(self) -> None:
         """Disconnect."""
         try:
             self.appender.close()
         except RollbridgeError as fault:
-            logger.info("transactional id %s: %s", self.appender.transactional_id, fault)
+            logger.info("initialization.failed transactional_id=%s reason=%s", self.appender.transactional_id, fault)
         self.reader.close()
 
 
@@ -237,9 +237,9 @@ class SessionPool:
             self._changed.notify()
             if session.lease is self._lease and session.appender.state is AppenderState.FENCED:
                 logger.warning(
-                    "slot %d of %s was taken by another writer, as after a long pause; taking another",
-                    session.lease.number,
+                    'slot.lost stream=%s slot=%d reason="taken by another writer, as after a long pause"',
                     self._stream,
+                    session.lease.number,
                 )
                 self._lease = None
             if session.lease is self._lease:

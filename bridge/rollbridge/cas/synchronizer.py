@@ -16,10 +16,24 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Generic, Self, TypeVar, cast
 
-from rollbridge.arguments import checked
-from rollbridge.calls import Deadline, positive_seconds
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import Deadline, positive_seconds
+from rollbridge.base.forks import hold, is_gone
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import ANY, DLSN, EMPTY, SN, Token
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.router import SegmentRouter
+from rollbridge.cas.shared_state import (
+    KeyRecord,
+    Machine,
+    Pointer,
+    Replica,
+    S,
+    U,
+    entry_of,
+    mark_of_snapshot,
+    mark_of_update,
+)
 from rollbridge.cas.writer import CasWriter
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import (
@@ -32,28 +46,15 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from rollbridge.forks import hold, is_gone
 from rollbridge.kafka.errors import TopicNotFoundError
-from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader
+from rollbridge.kafka.fetch import LogDivergedError, LogReader
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import read_end_offset
 from rollbridge.kafka.segment_tail import FIRST_STEP, STEP_FACTOR, LineageTails, WaitedTooLongError, ask, sn_of
-from rollbridge.model.cas import Scope
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import KeyLineage, Stage
-from rollbridge.model.position import ReadPosition
-from rollbridge.model.sn import ANY, DLSN, EMPTY, SN, Token
-from rollbridge.model.synchronizer import (
-    KeyRecord,
-    Machine,
-    Pointer,
-    Replica,
-    S,
-    U,
-    entry_of,
-    mark_of_snapshot,
-    mark_of_update,
-)
+from rollbridge.stream.conditions import Scope
+from rollbridge.stream.group_offsets import NO_EPOCH
+from rollbridge.stream.positions import ReadPosition
+from rollbridge.stream.reading import KeyLineage, Stage
 
 # The records of one key
 
@@ -65,7 +66,7 @@ _UNKNOWN_TOPIC_TIMEOUT_S: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    """Part of a course: the offsets ``start..end-1`` of one segment."""
+    """Part of a lineage: the offsets ``start..end-1`` of one segment."""
 
     stage: Stage
     start: int
@@ -73,12 +74,12 @@ class _Stretch:
 
 
 class TopicKeyLog:
-    """Log of one key on real topics: a :class:`rollbridge.model.synchronizer.KeyLog`. Not thread-safe.
+    """Log of one key on real topics: a :class:`rollbridge.cas.shared_state.KeyLog`. Not thread-safe.
 
     Raises, from each method and iterator:
-        WaitedTooLongError: something before is still undecided.
-        StreamNotFoundError, UnavailableError: the stream is gone; a scale of it does not end.
-        ConflictError: the key's records stand in a partition in which it does not lie any more.
+        WaitedTooLongError: an earlier native transaction is undecided.
+        StreamNotFoundError, UnavailableError: the stream was deleted; a scale of it does not end.
+        ConflictError: the key's records are in a partition to which it does not belong any more.
     """
 
     def __init__(self, cluster: Cluster, router: SegmentRouter, key: bytes, timeout_s: float) -> None:
@@ -100,8 +101,8 @@ class TopicKeyLog:
     def end(self) -> DLSN:
         """Return the place after everything whose writer had its answer before this call."""
         self._router.check_current()
-        course = self._course()
-        return DLSN.of(course.active, self._end_of(course.stages[0]))
+        lineage = self._lineage()
+        return DLSN.of(lineage.active, self._end_of(lineage.stages[0]))
 
     def between(self, start: DLSN, end: DLSN) -> Iterator[KeyRecord]:
         """Yield the entries from ``start`` to ``end``, exclusive.
@@ -110,7 +111,7 @@ class TopicKeyLog:
             TruncatedError: part of that was deleted, or what was read before ``start`` is not in the log any more
                 because the log has lost its end.
         """
-        for stretch in reversed(self._stretches(self._course(), end, start)):
+        for stretch in reversed(self._stretches(self._lineage(), end, start)):
             self._check_kept(stretch)
             epoch = self._epoch_before(stretch)
             if stretch.start < stretch.end:
@@ -131,26 +132,26 @@ class TopicKeyLog:
             TruncatedError: the search has come to what was deleted.
         """
         step = FIRST_STEP
-        course = self._course()
-        for whole in self._stretches(course, end):
+        lineage = self._lineage()
+        for whole in self._stretches(lineage, end):
             self._check_kept(whole)
             upper = whole.end
             while upper > 0:
                 stretch = _Stretch(whole.stage, max(0, upper - step), upper)
                 pointers = [entry.pointer for entry in self._entries(stretch)]
                 if DLSN.of(whole.stage.segment, upper) == end:
-                    self._note_read(stretch)  # where nothing is found, reading forwards goes on here
+                    self._note_read(stretch)  # if nothing is found, reading forwards continues here
                 yield from reversed(pointers)
                 self._check_whole(stretch)
                 upper = stretch.start
                 step = min(step * STEP_FACTOR, _STEP_MAX)
-        if course.dropped_end:
+        if lineage.dropped_end:
             raise TruncatedError(f"the first epochs of {self._router.stream} were dropped with all their records")
 
     def kept_from(self) -> int:
         """Return the sequence id before which everything was deleted, as far as was seen; never decreases."""
-        course = self._course()
-        return max(course.dropped_end, *map(self._kept_from, course.stages))
+        lineage = self._lineage()
+        return max(lineage.dropped_end, *map(self._kept_from, lineage.stages))
 
     def _kept_from(self, stage: Stage) -> int:
         kept = self._tails.of(stage).truncated_at
@@ -164,7 +165,7 @@ class TopicKeyLog:
         Covers everything that a truncation at ``end`` deletes: what is below it in its segment, and all predecessors of
         that, also where the segment continues several, of which only one has the key.
         """
-        last = self._stretches(self._course(), end)[0]
+        last = self._stretches(self._lineage(), end)[0]
         before = [_Stretch(stage, 0, self._end_of(stage)) for stage in self._router.before(end.segment)]
         for stretch in (*before, last):
             if stretch.stage.removed:
@@ -181,7 +182,7 @@ class TopicKeyLog:
         self._read_to = DLSN.of(stretch.stage.segment, stretch.end), self._tails.of(stretch.stage).read_epoch
 
     def _epoch_before(self, stretch: _Stretch) -> int:
-        """Return the leader epoch of what was read before a stretch; ``NO_EPOCH`` if reading does not go on there."""
+        """Return the leader epoch of the records read before a stretch; ``NO_EPOCH`` if there were none."""
         place, epoch = self._read_to or (None, NO_EPOCH)
         is_next = place is not None and place.segment == stretch.stage.segment and place.offset <= stretch.start
         return epoch if is_next else NO_EPOCH
@@ -216,10 +217,10 @@ class TopicKeyLog:
             segment = stretch.stage.segment
             raise TruncatedError(f"segment {segment} of {self._router.stream} begins at offset {first} by now")
 
-    def _stretches(self, course: KeyLineage, end: DLSN, start: DLSN | None = None) -> list[_Stretch]:
-        """Return the course from ``start``, or its beginning, to ``end``; newest segment first."""
+    def _stretches(self, lineage: KeyLineage, end: DLSN, start: DLSN | None = None) -> list[_Stretch]:
+        """Return the lineage from ``start``, or its beginning, to ``end``; newest segment first."""
         found: list[_Stretch] = []
-        for stage in course.stages:
+        for stage in lineage.stages:
             if stage.segment == end.segment:
                 found.append(_Stretch(stage, 0, end.offset))
             elif found:
@@ -232,26 +233,26 @@ class TopicKeyLog:
                 return found
         if not found or start is not None:
             place = start if found and start is not None else end
-            if course.is_dropped(place.segment):
+            if lineage.is_dropped(place.segment):
                 raise TruncatedError(f"segment {place.segment} of {self._router.stream} was removed, its epoch dropped")
             raise InvalidRequestError(
-                f"{start or end} is in no segment of {self._router.stream} in which this key can stand: was the stream "
+                f"{start or end} is in no segment of {self._router.stream} that can hold this key: was the stream "
                 "deleted and created again?"
             )
         return found
 
-    def _course(self) -> KeyLineage:
-        course = self._router.await_course(self._key, self._deadline())
-        if course.former and course.active != self._looked_at:
-            last = ask(self._tails.last_former(course, self._key), self._reader, self._deadline())
+    def _lineage(self) -> KeyLineage:
+        lineage = self._router.await_lineage(self._key, self._deadline())
+        if lineage.former and lineage.active != self._looked_at:
+            last = ask(self._tails.last_former(lineage, self._key), self._reader, self._deadline())
             if last != EMPTY:
                 raise ConflictError(
-                    f"key {self._key!r} of {self._router.stream} lies in partition {course.active.number} of the topic "
-                    f"since partitions were added to it, and what was written of it stands in another one, up to "
-                    f"{last}: in no order, so it is not read on; nothing was written; begin under another key"
+                    f"key {self._key!r} of {self._router.stream} is in partition {lineage.active.number} of the topic "
+                    f"since partitions were added to it, and its earlier records are in another one, up to {last}: "
+                    f"they have no common order; nothing was written; start under another key"
                 )
-            self._looked_at = course.active
-        return course
+            self._looked_at = lineage.active
+        return lineage
 
     def _end_of(self, stage: Stage) -> int:
         if stage.end is not None:
@@ -328,7 +329,7 @@ class Synchronizer(Generic[S, U]):
 
     @property
     def state(self) -> S:
-        """State as this process knows it; asks nobody. Never change it in place: updates do that."""
+        """State as this process knows it, without a read. Never change it in place: updates do that."""
         return self._replica.state
 
     @property
@@ -342,14 +343,14 @@ class Synchronizer(Generic[S, U]):
         return self._replica.bytes_since
 
     def fetch(self) -> S:
-        """Catch up with everything whose writer had its answer before this call; return the state.
+        """Read all updates whose writers had their answers before this call; return the state.
 
         Raises:
-            TruncatedError: records were deleted, and no snapshot stands for them.
-            CorruptDataError: somebody else wrote under the key, or a record cannot be decoded; the state stays as it
-                was before.
-            UnavailableError: an earlier native transaction stays open, or nobody answers.
-            Exception: whatever ``apply`` raises; the state stays as it was before.
+            TruncatedError: records were deleted, and no snapshot replaces them.
+            CorruptDataError: another program wrote under the key, or a record cannot be decoded; the state is
+                unchanged.
+            UnavailableError: an earlier native transaction stays open, or brokers do not answer.
+            Exception: raised by ``apply``; the state is unchanged.
         """
         with self._lock:
             self._check_open()
@@ -359,9 +360,9 @@ class Synchronizer(Generic[S, U]):
     def update(self, generator: Callable[[S], Iterable[U] | None]) -> SN | None:
         """Change the state; return the SN of the last update once readers can see it, or None if there is no update.
 
-        The updates of one call are written all or none, side by side. They are applied here before they are written, so
-        that what ``apply`` or a codec refuses never enters the log. None is returned only for a state that was the
-        newest after this call began. The first update ever writes the initial state before it.
+        The updates of one call are written all or none, adjacent. They are applied here before they are written, so
+        that updates which ``apply`` or a codec refuses never enter the log. None is returned only for a state that was
+        the newest after this call began. The first update ever writes the initial state before it.
 
         Args:
             generator: Gets the newest state and returns updates for it, or None; called again with a newer state
@@ -372,9 +373,8 @@ class Synchronizer(Generic[S, U]):
             InvalidRequestError: the generator returns something else, or more than a run of records may take, or
                 changes the state itself; nothing was written.
             RecordTooLargeError, NotAuthorizedError, UnavailableError: nothing was written.
-            CasOutcomeUnknownError: the updates may have been written, and nobody can tell at present; :meth:`fetch` or
-                :meth:`outcome` shows what became of them. An answer that was merely lost has been looked up in the log
-                already.
+            CasOutcomeUnknownError: the updates may have been written; :meth:`fetch` or :meth:`outcome` shows it. After
+                an answer that was merely lost, the log has been checked already.
             TruncatedError, CorruptDataError: see :meth:`fetch`.
         """
         is_newest = False
@@ -421,15 +421,15 @@ class Synchronizer(Generic[S, U]):
             return self._write_run(encoded, ANY)
 
     def compact(self, compactor: Callable[[S], S | None] | None = None, *, truncate: bool = False) -> SN | None:
-        """Write the newest state as a snapshot, from which processes that start begin; return its SN.
+        """Write the newest state as a snapshot, from which new replicas start; return its SN.
 
         Args:
             compactor: Gets the newest state and returns an equivalent one, perhaps smaller; or None, to write nothing.
                 By default the state is written as it is.
             truncate: Also truncate the stream before the snapshot: :meth:`rollbridge.Admin.truncate`, carried out by
-                the coordinator, in the key's segment and all its predecessors. Right only where nothing else lives
-                there, so everything to be deleted is looked at first. Plain readers that have not come so far lose
-                these records; groups that the stream waits for do not.
+                the coordinator, in the key's segment and all its predecessors. Right only if these hold no other
+                keys, which is checked first. Slower plain readers lose these records; groups that the stream waits for
+                do not.
 
         Raises:
             ConflictError: truncation was asked for, and the segments hold records of other keys; nothing was written
@@ -541,7 +541,6 @@ class Synchronizer(Generic[S, U]):
         return [self._machine.updates.encode(update) for update in updates]
 
     def _begin(self) -> None:
-        """Write the initial state if nothing is under the key."""
         if self._replica.snapshot is None:
             self._write_snapshot(self._machine.initial)
 
@@ -597,9 +596,9 @@ class Synchronizer(Generic[S, U]):
             )
 
     def _truncate(self, before: Replica[S]) -> None:
-        """Truncate up to what was looked at; what came between that and the snapshot stays until the next time."""
+        """Truncate up to the checked records; those between them and the snapshot stay until the next time."""
         place = before.read_to
-        logger.info("%r: truncating the stream at %s, before the snapshot", self, place)
+        logger.info("stream.truncating synchronizer=%r before=%s", self, place)
         try:
             self._cut(ReadPosition(self.stream, {place.segment: place.offset}))
         except RollbridgeError as fault:

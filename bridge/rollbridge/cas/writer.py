@@ -12,8 +12,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
 
-from rollbridge.arguments import as_headers, as_record, as_timestamp, checked
-from rollbridge.calls import Deadline, positive_seconds
+from rollbridge.base.arguments import as_headers, as_record, as_timestamp, checked
+from rollbridge.base.deadlines import Deadline, positive_seconds
+from rollbridge.base.effects import Steps
+from rollbridge.base.forks import check, hold, is_gone
+from rollbridge.base.metrics import TransactionCounts, WriteEnd
+from rollbridge.base.sn import ANY, OPERATION_HEADER, SN, TRANSACTION_ID_HEADER, Token, pack_transaction_id
 from rollbridge.cas.dispatch import StreamAppenders
 from rollbridge.cas.request import AppendRequest, CasFuture, NewRecord, RecordHeaders
 from rollbridge.errors import (
@@ -27,14 +31,11 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from rollbridge.forks import check, hold, is_gone
 from rollbridge.kafka.batches import record_size_max
-from rollbridge.kafka.segment_tail import Question, WaitedTooLongError
-from rollbridge.model.cas import Condition, Expected, Scope, as_scope, as_sn, place_of
-from rollbridge.model.client_metrics import TransactionCounts, WriteEnd
-from rollbridge.model.lineage import KeyLineage, Stage
-from rollbridge.model.names import StreamName
-from rollbridge.model.sn import ANY, OPERATION_HEADER, SN, TRANSACTION_ID_HEADER, Token, pack_transaction_id
+from rollbridge.kafka.segment_tail import WaitedTooLongError
+from rollbridge.stream.conditions import Condition, Expected, Scope, as_scope, as_sn, place_of
+from rollbridge.stream.names import StreamName
+from rollbridge.stream.reading import KeyLineage, Stage
 
 PENDING_MAX: Final = 10_000
 """Maximum number of unsettled asynchronous writes per writer; beyond it :meth:`CasWriter.write_async` waits."""
@@ -44,7 +45,7 @@ PENDING_MAX: Final = 10_000
 class CasWriter:
     """Writer to one stream under conditions. Safe to use from several threads; close it, or use a ``with`` block.
 
-    Needs no coordinator, except to follow a scale. Conditions hold against whoever else writes to the segments: other
+    Needs no coordinator, except to follow a scale. Conditions hold against all writers to the segments: other
     conditional writers, plain producers of any client library, and merges of transactions. A write waits for earlier
     native transactions on the same segment to end, its own included, and so do readers. It holds up the last stable
     offset for about a millisecond, and for ``transaction_timeout`` at most if this process dies in the middle.
@@ -57,7 +58,7 @@ class CasWriter:
         *,
         timeout: float | timedelta = 30.0,
         transaction_timeout: float | timedelta = 5.0,
-        rising_ids: bool = False,
+        monotonic_ids: bool = False,
         counts: TransactionCounts | None = None,
         owner: object = None,
     ) -> None:
@@ -68,7 +69,7 @@ class CasWriter:
         self._owner = owner
         self.stream: Final = stream
         self._counts = counts
-        self._rising_ids = rising_ids
+        self._monotonic_ids = monotonic_ids
         self._timeout_s = positive_seconds("timeout", timeout)
         transaction_timeout_s = positive_seconds("transaction_timeout", transaction_timeout)
         with ExitStack() as opened:
@@ -107,11 +108,11 @@ class CasWriter:
                 such as ``SN(sequence_id=5)``; ``EMPTY`` for "nothing was written yet", ``ANY`` for no condition; or the
                 future of a write in flight, whose record is then expected to be the last.
             scope: ``segment``: the last record of the key's segment must be the expected one. ``key``: no record with
-                this key may stand after the expected one, which may be any record.
+                this key may follow the expected one, which may be any record.
             headers: Kept in their order; rollbridge's own header names are refused.
             timestamp: Milliseconds since 1970; None is now.
             transaction_id: A number of the caller's, 0 to 2^63 - 1, that becomes part of the SN. If the writer was
-                opened with ``rising_ids``, it must not be lower than the last one that anybody gave a record before.
+                opened with ``monotonic_ids``, it must not be lower than that of the record before.
             token: Made by :meth:`token`; makes it safe to write the same again after a crash.
 
         Raises:
@@ -139,9 +140,9 @@ class CasWriter:
     ) -> list[SN]:
         """Write a run of records, all or none: the first expects ``expected``, each other one the record before it.
 
-        They stand side by side in one segment, at most 900,000 bytes of them, or as many as an
-        adopted topic takes in a batch, and cost one native transaction. Headers and transaction ids, where given, are
-        one per record; the timestamp is for all.
+        They are adjacent in one segment, at most 900,000 bytes, or as many as an adopted topic accepts in a batch, and
+        cost one native transaction. Headers and transaction ids, where given, are one per record; the timestamp is for
+        all.
 
         Raises:
             InvalidRequestError: the keys are in several segments, or the run is empty or too large; use a transaction.
@@ -197,9 +198,9 @@ class CasWriter:
             raise InvalidRequestError(f"{self.stream} has several segments: a key is needed to choose one")
         condition = Condition(SN(), as_scope(scope), key)
         deadline = Deadline(self._timeout_s)
-        course = self._router.await_course(key, deadline)
+        lineage = self._router.await_lineage(key, deadline)
         try:
-            return self._channel.ask(self._channel.tails.last_now(course, condition.scope_key), deadline)
+            return self._channel.ask(self._channel.tails.last_now(lineage, condition.scope_key), deadline)
         except WaitedTooLongError as fault:
             raise UnavailableError(f"an earlier native transaction stays open: {fault}; nothing was written") from fault
 
@@ -223,20 +224,20 @@ class CasWriter:
         """Return the SN of a write's (last) record, or None if it is not in the log.
 
         For the token of a :class:`CasOutcomeUnknownError`, None is final. For one made by :meth:`token` it is final
-        once whoever wrote with it is gone; writing again with the same token is safe in any case.
+        once the writer with this token is gone; writing again with the same token is safe in any case.
 
         Raises:
             CasOutcomeUnknownError: the write is still being decided.
-            TruncatedError: the write is not there, and records were truncated where it may have stood; nobody can tell.
+            TruncatedError: the write was not found, and records were truncated where it may have been.
             InvalidRequestError: no such token, or not one of this stream.
         """
         self._check_open()
         asked = Token.parse(token) if isinstance(token, str) else token
         self._router.check_current()
         deadline = Deadline(self._timeout_s)
-        course = self._router.await_course(asked.key, deadline)
+        lineage = self._router.await_lineage(asked.key, deadline)
         try:
-            found = self._channel.ask(self._find(asked, course), deadline)
+            found = self._channel.ask(self._find(asked, lineage), deadline)
         except WaitedTooLongError as fault:
             raise CasOutcomeUnknownError(
                 f"the write is still being decided: {fault}; ask again", token=asked
@@ -272,12 +273,12 @@ class CasWriter:
     def __repr__(self) -> str:
         return f"<CasWriter of {self.stream}>"
 
-    def _find(self, token: Token, course: KeyLineage) -> Question[list[SN]]:
+    def _find(self, token: Token, lineage: KeyLineage) -> Steps[list[SN]]:
         if token.place is None:
-            return (yield from self._channel.tails.find(course, token))
-        base = course.base(token.place.segment)
-        if base is None and course.is_dropped(token.place.segment):
-            raise TruncatedError(f"the place that token {token} names was truncated: nobody can tell what stood there")
+            return (yield from self._channel.tails.find(lineage, token))
+        base = lineage.base(token.place.segment)
+        if base is None and lineage.is_dropped(token.place.segment):
+            raise TruncatedError(f"the records at the place of token {token} were truncated: its outcome is unknown")
         if base is None:
             raise InvalidRequestError(f"token {token} is not of stream {self.stream}")
         tail = self._channel.tails.of(Stage(token.place.segment, base, None))
@@ -321,11 +322,11 @@ class CasWriter:
             raise InvalidRequestError(
                 f"{self.stream} has several segments: a record needs a key to choose one; nothing was written"
             )
-        course = self._router.await_course(first, deadline)
+        lineage = self._router.await_lineage(first, deadline)
         given = Token.parse(token) if isinstance(token, str) else token
         waited_for = expected if isinstance(expected, AppendRequest) else as_sn(expected)
         condition = Condition(ANY if isinstance(waited_for, AppendRequest) else waited_for, checked_scope, first)
-        self._check_place(condition.expected, course, first, deadline)
+        self._check_place(condition.expected, lineage, first, deadline)
         if given is not None and (given.since != condition.expected or given.key != first):
             raise InvalidRequestError(f"token {given} was made for another key or expectation; nothing was written")
         operation = self._operation() if given is None else given.operation
@@ -341,10 +342,10 @@ class CasWriter:
             expected=waited_for,
             scope=checked_scope,
             operation=operation,
-            course=course,
+            lineage=lineage,
             deadline=deadline,
             timestamp_ms=timestamp_ms,
-            rising_ids=self._rising_ids,
+            monotonic_ids=self._monotonic_ids,
             repeatable=given is not None,
         )
         run_bytes_max = self._router.round_bytes_max
@@ -361,17 +362,17 @@ class CasWriter:
             self._channel.carry_out(request)
 
     def _was_written(self, request: AppendRequest) -> bool:
-        """Return whether a write is settled, since its token was tried where the key has lain before it moved.
+        """Return whether a write is settled, since its token was tried in the key's partition before the last move.
 
-        Most expectations that have met there are refused where the key lies now, and the write is looked for then.
+        Most expectations that held there are refused in the present partition, so the write is searched for.
         """
-        expected, course = request.expected, request.course
-        if not request.repeatable or not course.former or isinstance(expected, AppendRequest):
+        expected, lineage = request.expected, request.lineage
+        if not request.repeatable or not lineage.former or isinstance(expected, AppendRequest):
             return False
         if expected.dlsn is not None or (expected.empty and request.scope is Scope.KEY):
             return False
         try:
-            found = self._channel.ask(self._channel.tails.find(course, request.token), request.deadline)
+            found = self._channel.ask(self._channel.tails.find(lineage, request.token), request.deadline)
         except (RollbridgeError, WaitedTooLongError) as fault:
             why = f"it is not known whether an earlier attempt was written: {fault}"
             request.settle(CasOutcomeUnknownError(why, token=request.token))
@@ -394,14 +395,14 @@ class CasWriter:
             case _:
                 self._counts.note_conditional(WriteEnd.FAILED)
 
-    def _check_place(self, expected: SN, course: KeyLineage, key: bytes | None, deadline: Deadline) -> None:
+    def _check_place(self, expected: SN, lineage: KeyLineage, key: bytes | None, deadline: Deadline) -> None:
         """Refuse an SN that cannot be one of this key's, before anything is appended."""
         try:
-            place_of(expected, course)
+            place_of(expected, lineage)
         except InvalidRequestError:
             # The SN may come from an epoch that is not cached here yet.
             self._router.check_current()
-            place_of(expected, self._router.await_course(key, deadline))
+            place_of(expected, self._router.await_lineage(key, deadline))
 
     def _record(
         self,

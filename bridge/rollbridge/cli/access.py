@@ -8,13 +8,12 @@ from contextlib import contextmanager
 
 import click
 
-from rollbridge.cli.common import CliContext, is_terminal, zookeeper_session
-from rollbridge.cli.tables import counted, table
-from rollbridge.model import access as rights
-from rollbridge.model.access import Right
-from rollbridge.model.names import DEFAULT_GROUP, GroupName, StreamName, check_adoptable, check_stream_or_topic
-from rollbridge.zookeeper.access import Access, digest_identity, parse_identity, shown
-from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.cli.common import CliContext, counted, is_terminal, table, zookeeper_session
+from rollbridge.metadata import access as rights
+from rollbridge.metadata.access import Right
+from rollbridge.metadata.acls import Access, digest_identity, parse_identity, shown
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import DEFAULT_GROUP, GroupName, StreamName, check_adoptable, check_stream_or_topic
 
 _GATEWAYS = "gateways"
 _GROUP = click.argument("group", metavar=f"SCOPE/GROUP|{_GATEWAYS}")

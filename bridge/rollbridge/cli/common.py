@@ -8,23 +8,75 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import IntEnum
 from pathlib import Path
 from typing import IO, Final
 
 import click
+from rich.cells import cell_len
 
-from rollbridge.client.runtime import ClientOptions
-from rollbridge.config import ConnectionSettings, default_home, load_settings
-from rollbridge.connection import Bridge, connect
+from rollbridge.base.text import printable, printable_lines
+from rollbridge.client.connection import Bridge, connect
+from rollbridge.config import ClientOptions, ConnectionSettings, default_home, load_settings
 from rollbridge.errors import LocalEnvironmentError
-from rollbridge.model.text import printable_lines
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+
+# Text for people: tables readable in a pipe, ages, times and counts.
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], right: Collection[str] = ()) -> str:
+    """Return columns padded to their widest cell, two spaces apart.
+
+    Cells may come from other users (labels, client names), so characters that could steer a terminal are replaced.
+
+    Args:
+        head: Headings.
+        rows: Cells of each row, as many as there are headings.
+        right: Headings of the columns that are aligned to the right.
+    """
+    cells = [list(head), *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(cell_len(row[column]) for row in cells) for column in range(len(head))]
+    lines = []
+    for row in cells:
+        padded = []
+        for heading, cell, width in zip(head, row, widths, strict=True):
+            space = " " * (width - cell_len(cell))
+            padded.append(space + cell if heading in right else cell + space)
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def duration(milliseconds: int) -> str:
+    """Return the two largest units: ``3d 4h``, ``12m 5s``, ``0.3s``; negative ones with a sign."""
+    sign = "-" if milliseconds < 0 else ""
+    left = abs(milliseconds) // 1000
+    if left < 10:
+        return f"{sign}{abs(milliseconds) / 1000:.1f}s"
+    for (unit, size), (next_unit, next_size) in (
+        (("d", 86_400), ("h", 3_600)),
+        (("h", 3_600), ("m", 60)),
+        (("m", 60), ("s", 1)),
+    ):
+        if left >= size:
+            return f"{sign}{left // size}{unit} {left % size // next_size}{next_unit}"
+    return f"{sign}{left}s"
+
+
+def moment(milliseconds: int) -> str:
+    """Return a point in time, UTC, to the second."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def counted(count: int, word: str) -> str:
+    """Return ``1 record``, ``336,776 records``."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"
+
 
 SHOWN_MAX: Final = 2_000
-"""Characters of a result that stand in the error if it cannot be written."""
+"""Characters of a result that the error quotes if it cannot be written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +190,7 @@ class ExitCode(IntEnum):
 
 MEANINGS: Final = {
     ExitCode.OK: "done",
-    ExitCode.UNEXPECTED: "an error that nobody foresaw, or data that is not what it claims to be",
+    ExitCode.UNEXPECTED: "internal error or corrupt data",
     ExitCode.USAGE: "the command line is wrong",
     ExitCode.NOT_FOUND: "what the command names does not exist; nothing was written",
     ExitCode.REFUSED: "the request or a setting can never be right as it is; nothing was written",

@@ -12,18 +12,17 @@ from typing import Any, cast
 import click
 from confluent_kafka import KafkaException
 
+from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.cli import records as values
-from rollbridge.cli.common import CliContext, connected
+from rollbridge.cli.common import CliContext, connected, counted
 from rollbridge.cli.records import FIELDS, LineFormat, json_line, line_of, record_document
-from rollbridge.cli.tables import counted
-from rollbridge.connection import Bridge
+from rollbridge.client.connection import Bridge
 from rollbridge.consumer.consumer import Consumer
 from rollbridge.consumer.reader import IsolationLevel
 from rollbridge.consumer.records import Record
 from rollbridge.consumer.transactions import CommittedTransaction
 from rollbridge.kafka.errors import translate
-from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.names import DEFAULT_GROUP, GroupName, check_stream_or_topic, parse_qualified
+from rollbridge.stream.names import DEFAULT_GROUP, GroupName, check_stream_or_topic, parse_qualified
 
 _POLL_S = 0.2
 _BATCH = 500
@@ -35,11 +34,11 @@ _BATCH = 500
     "--from",
     "start",
     metavar="START",
-    help="Where to begin: earliest, latest, a time such as 2026-01-31T12:00:00Z, a DLSN, an SN, or the position that "
+    help="Start: earliest, latest, a time such as 2026-01-31T12:00:00Z, a DLSN, an SN, or the position that "
     "an earlier run printed.  [default: earliest]",
 )
 @click.option("--from-beginning/--from-end", default=None, hidden=True, deprecated="--from does it")
-@click.option("--follow", is_flag=True, help="Go on with what is committed later, until Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Continue with later commits, until Ctrl-C.")
 @click.option(
     "--max-records", type=click.IntRange(1), metavar="N", help="Stop after this many records, or transactions."
 )
@@ -70,7 +69,7 @@ _BATCH = 500
     default="{value}",
     show_default=True,
     metavar="TEXT",
-    help=r"How to print a record, such as '{key}\t{value}'.",
+    help=r"Format of a record, such as '{key}\t{value}'.",
 )
 @click.option(
     "--null", default="null", show_default=True, metavar="TEXT", help="Text to print for a null key or value."

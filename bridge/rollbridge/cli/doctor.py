@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -11,9 +10,20 @@ from typing import Any
 
 import click
 
+from rollbridge.base.deadlines import wall_ms
+from rollbridge.base.text import printable
+from rollbridge.buffer.snapshot_topic import BufferSnapshot, SnapshotReader
 from rollbridge.cli import records as values
-from rollbridge.cli.common import CliContext, ExitCode, connected, is_terminal, zookeeper_session
-from rollbridge.cli.tables import counted, moment, table
+from rollbridge.cli.common import (
+    CliContext,
+    ExitCode,
+    connected,
+    counted,
+    is_terminal,
+    moment,
+    table,
+    zookeeper_session,
+)
 from rollbridge.doctor.checks import find, fold
 from rollbridge.doctor.facts import Severity, gather
 from rollbridge.doctor.repair import (
@@ -27,18 +37,15 @@ from rollbridge.doctor.repair import (
     read_topics,
 )
 from rollbridge.errors import CorruptDataError
-from rollbridge.kafka.snapshots import BufferSnapshot, SnapshotReader
-from rollbridge.model.journal import RepairStep, begin_log, plan
-from rollbridge.model.names import GroupName, check_stream_or_topic, group_named
-from rollbridge.model.text import printable
-from rollbridge.monitoring.alerts import Alert, plain_runbook
-from rollbridge.monitoring.rules import alerts_of, explained
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.journal import RepairStep, begin_log, plan
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.monitoring.runbook import Alert, alerts_of, explained, plain_runbook
+from rollbridge.stream.names import GroupName, check_stream_or_topic, group_named
 
 
 @click.command()
-@click.option("--explain", metavar="NAME", help="Print the runbook of an alert or finding, and look at nothing.")
+@click.option("--explain", metavar="NAME", help="Print the runbook of an alert or finding, and check nothing.")
 @click.option(
     "--old",
     type=values.duration,
@@ -87,12 +94,12 @@ def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode
     lines.append(
         f"{len(facts.brokers)} brokers, {len(facts.coordinators)} coordinators, {len(facts.groups)} groups, "
         f"{len(facts.streams)} streams and {len(facts.topics)} topics"
-        + (f", {len(facts.adopted)} adopted ones beside them" if facts.adopted else "")
+        + (f", {len(facts.adopted)} adopted topics" if facts.adopted else "")
         + (f", {counted(len(facts.gateways), 'gateway')}" if facts.gateways else "")
         + f": {len(found) or 'no'} findings"
     )
     if facts.open_nodes and not facts.is_guarded:
-        lines.append("everybody who reaches ZooKeeper may change its nodes; docs/security.md says how to close them")
+        lines.append("anyone who reaches ZooKeeper may change its nodes; docs/security.md says how to close them")
     context.answer(document, "\n".join(lines))
     return ExitCode.FINDINGS if any(finding.severity is Severity.PROBLEM for finding in found) else ExitCode.OK
 
@@ -101,15 +108,15 @@ def _explanation(alert: Alert) -> dict[str, Any]:
     """Return an alert with its runbook as JSON."""
     return {
         "alert": alert.full_name,
-        "severity": str(alert.urgency),
+        "severity": alert.severity,
         "expression": alert.expression,
         "for": alert.pending,
         "means": alert.means,
-        "limits": alert.threshold,
+        "limits": alert.limits,
         "look": list(alert.look),
-        "do": list(alert.actions),
-        "findings": [{"check": item.check, "case": item.case, "do": item.shown} for item in alert.remedies],
-        "do_not": alert.avoid,
+        "do": list(alert.do),
+        "findings": [{"check": item.check, "case": item.case, "do": item.shown} for item in alert.findings],
+        "do_not": alert.do_not,
     }
 
 
@@ -123,7 +130,7 @@ def _explanation(alert: Alert) -> dict[str, Any]:
     "--commit-log",
     "group_name",
     metavar="SCOPE[/GROUP]",
-    help="Begin the commit log of this group anew, which was deleted; what is open in the group is lost.",
+    help="Restart the deleted commit log of this group; what is open in the group is lost.",
 )
 @click.pass_obj
 def repair(context: CliContext, dry_run: bool, force: bool, group_name: str | None) -> ExitCode:
@@ -131,12 +138,12 @@ def repair(context: CliContext, dry_run: bool, force: bool, group_name: str | No
 
     Counters are raised beyond all values given out since the backup, and lost state is written again, from the
     journals, commit logs and buffers in Kafka. Sessions of named clients end, and pending admin requests are dropped.
-    The command may be run again after an interruption. See docs/operations.md.
+    The command may be run again after an interruption. See docs/backup-and-repair.md.
 
-    With --commit-log it does nothing of this, but lets a group go on whose commit log somebody has deleted.
+    With --commit-log it does nothing of this, but restarts a group whose commit log was deleted.
     """
     settings = context.settings()
-    now_ms = int(time.time() * 1000)
+    now_ms = wall_ms()
     with zookeeper_session(context) as session:
         if group_name is not None:
             return _begin_log(context, session, group_named(group_name), now_ms, dry_run)
@@ -251,8 +258,8 @@ def verify(context: CliContext, stream_name: str) -> None:
     faults = sum(len(item.faults) for item in results)
     if faults:
         raise CorruptDataError(
-            f"the snapshots of {stream_name} have {counted(faults, 'fault')}; 'rollbridge snapshot rebuild' makes them "
-            "anew; nothing was changed"
+            f"the snapshots of {stream_name} have {counted(faults, 'fault')}; nothing was changed: "
+            "'rollbridge snapshot rebuild' replaces them"
         )
 
 
@@ -263,7 +270,7 @@ def rebuild(context: CliContext, stream_name: str) -> None:
     """Rebuild the snapshots of one stream from its buffer and the commit log, and wait until that is done."""
     with connected(context) as b:
         b.admin.rebuild_snapshots(stream_name)
-    context.answer({"stream": stream_name, "rebuilt": True}, f"Made the snapshots of {stream_name} anew.")
+    context.answer({"stream": stream_name, "rebuilt": True}, f"Rebuilt the snapshots of {stream_name}.")
 
 
 @snapshot.command()
@@ -275,7 +282,7 @@ def clear(context: CliContext, stream_name: str, yes: bool) -> None:
     check_stream_or_topic(stream_name)
     if not yes:
         if context.json or not is_terminal(sys.stdin):
-            raise click.UsageError("this deletes all snapshots; give --yes where nobody can be asked")
+            raise click.UsageError("this deletes all snapshots, and stdin is not a terminal: use --yes")
         click.confirm(f"Clear the snapshots of {stream_name}?", abort=True, err=True)
     with connected(context) as b:
         b.admin.clear_snapshots(stream_name)

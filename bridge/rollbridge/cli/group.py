@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from rollbridge.cli.common import CliContext, connected
-from rollbridge.cli.retention import (
+from rollbridge.cli.common import CliContext, connected, moment, table
+from rollbridge.cli.stream import (
     RETENTION_BYTES,
     RETENTION_GROUP,
     RETENTION_TIME,
@@ -16,8 +16,8 @@ from rollbridge.cli.retention import (
     retention_document,
     retention_text,
 )
-from rollbridge.cli.tables import moment, table
-from rollbridge.model.records import Group, Retention
+from rollbridge.metadata.records import Group
+from rollbridge.stream.config import Retention
 
 _GROUP = click.argument("group_name", metavar="SCOPE[/GROUP]")
 

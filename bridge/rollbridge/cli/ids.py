@@ -8,10 +8,9 @@ from datetime import timedelta
 import click
 
 from rollbridge.cli import records as values
-from rollbridge.cli.common import CliContext, zookeeper_session
-from rollbridge.cli.tables import counted, duration, moment, table
-from rollbridge.model import paths
-from rollbridge.zookeeper.gateways import forget_ids, list_clients, read_gateways, read_holders, read_records
+from rollbridge.cli.common import CliContext, counted, duration, moment, table, zookeeper_session
+from rollbridge.metadata import paths
+from rollbridge.metadata.gateway_store import forget_ids, list_clients, read_gateways, read_holders, read_records
 
 _SHOWN = 20
 

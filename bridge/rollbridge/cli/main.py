@@ -1,6 +1,6 @@
 """The ``rollbridge`` command: global options, the table of commands, and one line for every error.
 
-Each command's module is imported only when the command is used. Global options may stand anywhere on the line:
+Each command's module is imported only when the command is used. Global options are accepted anywhere on the line:
 ``rollbridge status --json`` and ``rollbridge --json status`` are the same.
 """
 
@@ -21,18 +21,11 @@ from typing import Final
 
 import click
 
+from rollbridge.base.logs import FILE_VARIABLE, FORMAT_VARIABLE, FORMATS, JSON, LogOutput, handler_of
+from rollbridge.base.text import printable, printable_lines
 from rollbridge.cli.common import MEANINGS, CliContext, ExitCode, say
 from rollbridge.config import HOME_VARIABLE
 from rollbridge.errors import ConfigError, LocalEnvironmentError, RollbridgeError
-from rollbridge.logs import (
-    FILE_VARIABLE,
-    FORMAT_VARIABLE,
-    FORMATS,
-    JSON,
-    LogOutput,
-    handler_of,
-)
-from rollbridge.model.text import printable, printable_lines
 from rollbridge.version import __version__, what_brings
 
 
@@ -71,10 +64,9 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "cas": _Entry("rollbridge.cli.produce", "Write a record if the last one is as expected."),
     "tail": _Entry("rollbridge.cli.produce", "Show the sequence number of the last record."),
     "consume": _Entry("rollbridge.cli.consume", "Read committed records."),
-    "images": _Entry("rollbridge_devcluster.images", "Container images: pull them, or build stand-ins.", "containers"),
-    "access": _Entry("rollbridge.cli.access", "Say who may use which transaction group; print Kafka ACLs."),
+    "access": _Entry("rollbridge.cli.access", "Grant and revoke the use of transaction groups; print Kafka ACLs."),
     "doctor": _Entry("rollbridge.cli.doctor", "Check the cluster, and say what to do."),
-    "verify": _Entry("rollbridge.cli.verify", "Prove that each committed record stands where the commit log says."),
+    "verify": _Entry("rollbridge.cli.verify", "Prove that each committed record is where the commit log says."),
     "monitoring": _Entry("rollbridge.cli.monitoring", "Write alert rules for Prometheus and a board for Grafana."),
     "repair": _Entry("rollbridge.cli.doctor", "Repair ZooKeeper after it was restored from a backup."),
 }
@@ -142,7 +134,7 @@ def _output_that_ends() -> Iterator[None]:
             raise
         sys.stdout = None
         raise LocalEnvironmentError(
-            f"there is no room for what was to be written ({fault}); what was done before stands"
+            f"there is no room for the output ({fault}); what was done before remains done"
         ) from fault
 
 
@@ -227,7 +219,7 @@ def rollbridge(
 ) -> None:
     """Rolling transactions on real Kafka topics.
 
-    Global options may also stand after the command.
+    Global options are also accepted after the command.
     """
     ctx.obj = CliContext(
         flags={"bootstrap_servers": bootstrap_servers, "zookeeper": zookeeper},

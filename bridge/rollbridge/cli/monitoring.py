@@ -1,4 +1,4 @@
-"""``rollbridge monitoring``: write what Prometheus and Grafana are given."""
+"""``rollbridge monitoring``: write alert rules and a board."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import click
 
 from rollbridge.cli.common import CliContext
 from rollbridge.errors import ConflictError, LocalEnvironmentError
-from rollbridge.monitoring.board import board
-from rollbridge.monitoring.rules import DOCS, rules
+from rollbridge.monitoring.runbook import DOCS, board, rules
 
 RULES_FILE: Final = "rollbridge-rules.yaml"
 BOARD_FILE: Final = "rollbridge-board.json"
@@ -18,7 +17,7 @@ BOARD_FILE: Final = "rollbridge-board.json"
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
-@click.option("--docs", default=DOCS, show_default=True, help="Where the runbook is, which alerts link.")
+@click.option("--docs", default=DOCS, show_default=True, help="Address of the runbook to which alerts link.")
 @click.option("--overwrite", is_flag=True, help="Replace files that are there with other content.")
 @click.pass_obj
 def monitoring(context: CliContext, directory: Path, docs: str, overwrite: bool) -> None:

@@ -14,16 +14,15 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from rollbridge.base.sn import SN
 from rollbridge.cli import records as values
-from rollbridge.cli.common import CliContext, connected, is_terminal
-from rollbridge.cli.tables import counted
-from rollbridge.client.runtime import ClientOptions
+from rollbridge.cli.common import CliContext, connected, counted, is_terminal
 from rollbridge.client.transaction import Transaction
+from rollbridge.config import ClientOptions
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError, RollbridgeError
 from rollbridge.kafka.batches import Compression
-from rollbridge.model.cas import Scope
-from rollbridge.model.names import check_stream_or_topic
-from rollbridge.model.sn import SN
+from rollbridge.stream.conditions import Scope
+from rollbridge.stream.names import check_stream_or_topic
 
 LINE_BYTES_MAX: Final = 16 * 1024 * 1024
 """Longest line read, in bytes: far above any record limit, so that a file without line ends cannot fill memory."""
@@ -247,7 +246,13 @@ def tail(context: CliContext, stream_name: str, key: str | None, scope: str) -> 
 )
 @_SCOPE
 @click.option("--transaction-id", type=int, metavar="N", help="Number of your own that becomes part of the SN.")
-@click.option("--rising-ids", is_flag=True, help="Refuse a --transaction-id that is lower than the last one.")
+@click.option(
+    "--monotonic-ids",
+    "--rising-ids",  # its name until 0.3
+    "monotonic_ids",
+    is_flag=True,
+    help="Refuse a --transaction-id that is lower than the last one.",
+)
 @click.option(
     "--header", "headers", type=values.header, multiple=True, metavar="NAME=VALUE", help="Header of the record."
 )
@@ -261,7 +266,7 @@ def cas(
     expected: str | None,
     scope: str,
     transaction_id: int | None,
-    rising_ids: bool,
+    monotonic_ids: bool,
     headers: tuple[tuple[str, bytes], ...],
     outcome: str | None,
 ) -> None:
@@ -286,7 +291,7 @@ def cas(
         wanted = SN.parse(expected)
     except InvalidRequestError as fault:
         raise click.BadParameter(str(fault)) from None
-    with connected(context) as b, b.cas_writer(stream_name, rising_ids=rising_ids) as writer:
+    with connected(context) as b, b.cas_writer(stream_name, monotonic_ids=monotonic_ids) as writer:
         sn = writer.write(
             _bytes(key),
             _bytes(value),

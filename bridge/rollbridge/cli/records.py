@@ -15,9 +15,9 @@ from typing import Any, Final
 
 import click
 
+from rollbridge.base.sn import SN
 from rollbridge.consumer.records import HeaderList, Record
 from rollbridge.errors import CorruptDataError, NotFoundError
-from rollbridge.model.sn import SN
 
 LineFormat = Callable[[Record], bytes]
 _UNKNOWN: Final = "unknown"

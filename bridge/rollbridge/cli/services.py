@@ -49,7 +49,7 @@ def _run(service: str, context: CliContext, arguments: tuple[str, ...]) -> int:
             *arguments,
         )
     if context.config_file is not None:
-        # For settings without an option: security, which must not stand on a command line that others can see.
+        # For settings without an option: security, which must not be on a command line that others can see.
         os.environ[CONFIG_VARIABLE] = str(context.config_file)
     # Imported by name: services depend on this package, not the other way round.
     entry = import_module(f"rollbridge_{service}.__main__")

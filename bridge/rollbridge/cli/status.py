@@ -1,18 +1,107 @@
-"""``rollbridge status``: the parts of a cluster and whether they run."""
+"""Status of a cluster that is not run by rollbridge: its parts, and of groups and streams those with a fault."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from importlib import import_module
 
 import click
 
+from rollbridge.base.deadlines import answers_within, wall_ms
+from rollbridge.base.text import printable
 from rollbridge.cli.common import CliContext, ExitCode
-from rollbridge.config import CONFIG_VARIABLE
-from rollbridge.doctor.probes import RUNNING, ClusterStatus
-from rollbridge.doctor.status import cluster_status, zookeeper_parts
-from rollbridge.model.text import printable
+from rollbridge.config import CONFIG_VARIABLE, ConnectionSettings
+from rollbridge.doctor.gateway_facts import gateway_parts
+from rollbridge.doctor.probes import RUNNING, ClusterStatus, PartStatus, kafka_cluster_id
+from rollbridge.errors import CorruptDataError, ZooKeeperUnavailableError
+from rollbridge.metadata.changes import NO_COORDINATOR, coordinator_faults, group_fault, shown_state
+from rollbridge.metadata.gateway_store import read_gateways
+from rollbridge.metadata.gateways import is_gateway_label
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+
+ANSWER_S = 5.0
+"""Longest wait for ZooKeeper."""
+NOT_ANSWERING = "not answering"
+
+
+def cluster_status(settings: ConnectionSettings) -> ClusterStatus:
+    """Return what of a cluster runs and answers, and what is wrong with what it serves."""
+    cluster_id = kafka_cluster_id(settings.bootstrap_servers, security=settings.kafka)
+    kafka = _part("kafka", RUNNING if cluster_id is not None else NOT_ANSWERING, settings.bootstrap_servers)
+    known = list(zookeeper_parts(settings))
+    return ClusterStatus(
+        bootstrap_servers=settings.bootstrap_servers, zookeeper=settings.zookeeper, parts=(kafka, *known)
+    )
+
+
+def zookeeper_parts(settings: ConnectionSettings) -> Iterator[PartStatus]:
+    """Yield ZooKeeper, and what it knows of: coordinators, gateways, and groups and streams with a fault."""
+    session = ZooKeeperSession(
+        settings.zookeeper,
+        root=settings.zookeeper_root,
+        name=settings.client_name,
+        security=settings.zookeeper_security,
+    )
+    parts = [_part("zookeeper", NOT_ANSWERING, settings.zookeeper)]
+    try:
+        session.start(ANSWER_S)
+        with answers_within(ANSWER_S):
+            metadata = Metadata(session)
+            found = [*_coordinators(metadata), *_groups(metadata), *_streams(metadata)]
+            parts = [_part("zookeeper", RUNNING, settings.zookeeper), *found, *_gateways(settings, metadata)]
+    except ZooKeeperUnavailableError:
+        pass
+    finally:
+        session.close()
+    yield from parts
+
+
+def _coordinators(metadata: Metadata) -> Iterator[PartStatus]:
+    coordinators = metadata.coordinators()
+    if not coordinators:
+        yield _part("coordinator", NO_COORDINATOR)
+    for name in coordinators:
+        try:
+            record = metadata.coordinator(name)
+        except CorruptDataError:  # of a newer release, say
+            record = None
+        yield _part(f"coordinator {name}", "; ".join(coordinator_faults(record)) or RUNNING)
+
+
+def _groups(metadata: Metadata) -> Iterator[PartStatus]:
+    now_ms = wall_ms()
+    for group in metadata.groups():
+        lead = metadata.lead(group)
+        taking_over_ms = None if lead is None or lead.is_serving else now_ms - lead.since_ms
+        if fault := group_fault(None if lead is None else lead.name, taking_over_ms):
+            yield _part(f"group {group}", fault)
+
+
+def _streams(metadata: Metadata) -> Iterator[PartStatus]:
+    streams = metadata.streams()
+    faults = metadata.stream_faults([item.name for item in streams])
+    for stream in streams:
+        if stream.name in faults:
+            yield _part(f"stream {stream.name}", shown_state(stream, faults[stream.name]))
+
+
+def _gateways(settings: ConnectionSettings, metadata: Metadata) -> Iterator[PartStatus]:
+    gateways = list(read_gateways(metadata.session).values())
+    yield from gateway_parts(gateways, settings.kafka)
+    open_ones = (item for group in metadata.groups() for item in metadata.transactions(group))
+    if not gateways and any(is_gateway_label(item.label) for item in open_ones):
+        yield _part("gateway", "none is registered, and transactions that were begun through one are open")
+
+
+def _part(name: str, state: str, address: str | None = None) -> PartStatus:
+    return PartStatus(part=name, state=state, address=address)
+
+
+# ``rollbridge status``: the parts of a cluster and whether they run.
+
 
 _PART_COLUMNS = 14
 

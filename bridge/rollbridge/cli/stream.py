@@ -3,47 +3,168 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
+from click.core import ParameterSource
 
-from rollbridge.cli.common import CliContext, connected, is_terminal
-from rollbridge.cli.records import key_range, segment_numbers
-from rollbridge.cli.retention import (
-    RETENTION_BYTES,
-    RETENTION_GROUP,
-    RETENTION_TIME,
-    given_retention,
-    retention_document,
-    retention_text,
-)
-from rollbridge.cli.scaling import (
-    NO_SCALING,
-    given_policy,
-    scaling_document,
-    scaling_options,
-    scaling_text,
-    wait_document,
-)
-from rollbridge.cli.tables import counted, moment, table
+from rollbridge.base.ids import SegmentId
+from rollbridge.cli.common import CliContext, connected, counted, is_terminal, moment, table
+from rollbridge.cli.records import duration, key_range, segment_numbers, size
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import InvalidRangesError, LocalEnvironmentError
-from rollbridge.model.changes import StreamFault
-from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.health import shown_state, stream_state
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import KeyRange, cut_evenly
-from rollbridge.model.names import DEFAULT_GROUP, SegmentPlaces, StreamName, check_stream_or_topic
-from rollbridge.model.partitioners import Partitioner
-from rollbridge.model.picture import lineage_svg
-from rollbridge.model.position import parse_start
-from rollbridge.model.records import HeaderForm, RecordTimes, StreamConfig
-from rollbridge.model.segment_graph import Segment
+from rollbridge.metadata.changes import StreamFault, shown_state, stream_state
+from rollbridge.stream.config import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
+from rollbridge.stream.epochs import EpochHistory, EpochRecord
+from rollbridge.stream.keyspace import KeyRange, Partitioner, cut_evenly
+from rollbridge.stream.names import DEFAULT_GROUP, SegmentPlaces, StreamName, check_stream_or_topic
+from rollbridge.stream.picture import lineage_svg
+from rollbridge.stream.positions import parse_start
+from rollbridge.stream.scaling import ScalingPolicy, ScalingWait
+from rollbridge.stream.segment_graph import Segment
+
+# Retention on the command line, of streams and of commit logs: its options, and how it is told.
+
+
+NONE: Final = "none"
+
+
+def _time_or_none(text: str) -> timedelta | None:
+    return None if text == NONE else duration(text)
+
+
+def _size_or_none(text: str) -> int | None:
+    return None if text == NONE else size(text)
+
+
+RETENTION_TIME = click.option(
+    "--retention-time", type=_time_or_none, default=None, metavar="TIME", help="Keep records this long, such as 7d."
+)
+RETENTION_BYTES = click.option(
+    "--retention-bytes", type=_size_or_none, default=None, metavar="SIZE", help="Keep this many bytes, such as 10GiB."
+)
+RETENTION_GROUP = click.option(
+    "--retention-group",
+    "retention_groups",
+    multiple=True,
+    metavar="GROUP",
+    help="Delete nothing that this consumer group has not read.",
+)
+
+
+def retention_text(retention: Retention) -> str:
+    """Describe a retention in a few words."""
+    limits = []
+    if retention.ms != FOREVER:
+        limits.append(f"records for {timedelta(milliseconds=retention.ms)}")
+    if retention.bytes != FOREVER:
+        limits.append(f"{retention.bytes:,} bytes")
+    text = " or ".join(limits) if limits else "all records"
+    if retention.groups:
+        text += f"; waits for {counted(len(retention.groups), 'group')}: {', '.join(retention.groups)}"
+    return text
+
+
+def retention_document(retention: Retention) -> dict[str, Any]:
+    """Return a retention as JSON."""
+    return {
+        "time_ms": None if retention.ms == FOREVER else retention.ms,
+        "bytes": None if retention.bytes == FOREVER else retention.bytes,
+        "groups": list(retention.groups),
+    }
+
+
+def given_retention(
+    context: click.Context, time_kept: timedelta | None, bytes_kept: int | None, groups: tuple[str, ...]
+) -> dict[str, Any]:
+    """Return those of the options that were given, as the arguments of ``update_stream`` and ``update_group``."""
+    options = (
+        ("retention_time", time_kept),
+        ("retention_bytes", bytes_kept),
+        ("retention_groups", () if groups == (NONE,) else groups),
+    )
+    return {name: value for name, value in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+
+
+# Scaling by load on the command line: its options, and how a policy and a wait are told.
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_OPTIONS: Final = (
+    click.option(
+        "--scale-events-per-second",
+        type=int,
+        metavar="N",
+        help="Split segments that take more records each second, and merge those that take few.",
+    ),
+    click.option("--scale-bytes-per-second", type=int, metavar="N", help="The same by bytes, as stored on disk."),
+    click.option("--min-segments", type=int, metavar="N", help="Fewest segments when scaled by load.  [default: 1]"),
+    click.option("--max-segments", type=int, metavar="N", help="Most segments when scaled by load.  [default: 32]"),
+)
+NO_SCALING: Final = click.option("--no-scaling", is_flag=True, help="Scale by request only.")
+
+
+def scaling_options(command: F) -> F:
+    """Give a command the options of a scaling policy, as ``events``, ``bytes``, ``least`` and ``most`` of segments."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def given_policy(
+    known: ScalingPolicy | None, events: int | None, size: int | None, least: int | None, most: int | None
+) -> ScalingPolicy | None:
+    """Return a policy with what was given, None if nothing was; what makes no sense is refused by who takes it.
+
+    Args:
+        known: The policy so far, of which the rest is taken.
+        events: Records per second and segment; replaces bytes.
+        size: Bytes per second and segment; replaces records.
+        least: Fewest segments.
+        most: Most segments.
+    """
+    if events is None and size is None and least is None and most is None:
+        return None
+    policy = known or ScalingPolicy()
+    if events is not None or size is not None:
+        policy = replace(policy, events_per_second=events or 0, bytes_per_second=size or 0)
+    if policy.is_fixed and events is None and size is None:
+        raise click.UsageError("--min-segments and --max-segments go with a rate, which the stream has not got yet")
+    return replace(
+        policy,
+        min_segments=policy.min_segments if least is None else least,
+        max_segments=policy.max_segments if most is None else most,
+    )
+
+
+def scaling_text(policy: ScalingPolicy | None) -> str:
+    """Describe a policy in a few words."""
+    return str(policy or ScalingPolicy())
+
+
+def scaling_document(policy: ScalingPolicy | None) -> dict[str, Any] | None:
+    """Return a policy as JSON."""
+    if policy is None:
+        return None
+    return {
+        "events_per_second": policy.events_per_second or None,
+        "bytes_per_second": policy.bytes_per_second or None,
+        "min_segments": policy.min_segments,
+        "max_segments": policy.max_segments,
+    }
+
+
+def wait_document(wait: ScalingWait | None) -> dict[str, Any] | None:
+    """Return what a stream waits for as JSON."""
+    return None if wait is None else {"reason": wait.reason, "since_ms": wait.since_ms}
+
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
 _GROUP = click.option(
@@ -61,7 +182,7 @@ _BUFFER_PARTITIONS = click.option(
 _HEADERS = click.option(
     "--headers",
     type=click.Choice([form.value for form in HeaderForm]),
-    help="Which records of its transactions say who wrote them: the first of each batch, or each.  "
+    help="Records of its transactions that name their writer: the first of each batch, or each.  "
     f"[default: {HeaderForm.FIRST.value}]",
 )
 
@@ -69,7 +190,7 @@ _HEADERS = click.option(
 _TIMESTAMPS = click.option(
     "--timestamps",
     type=click.Choice([times.value for times in RecordTimes]),
-    help="Whose times the records of its transactions have, from which Kafka's retention counts: their writer's, or "
+    help="Timestamps of its transactions' records, from which Kafka's retention counts: their writer's, or "
     f"that of the commit.  [default: {RecordTimes.WRITER.value}]",
 )
 
@@ -201,7 +322,7 @@ def adopt(
 ) -> None:
     """Make a stream of a topic that exists, with its records. Nothing of the topic is changed.
 
-    Its producers and consumers go on as before. `rollbridge stream release` makes it a plain topic again.
+    Its producers and consumers continue as before. `rollbridge stream release` makes it a plain topic again.
     """
     if unchecked and partitioner is None:
         raise click.UsageError("--unchecked needs --partitioner")
@@ -303,7 +424,7 @@ def describe(context: CliContext, stream_name: str) -> None:
 @click.option(
     "--leave-topic",
     is_flag=True,
-    help="Seal the adopted topic, for everybody, and go on in topics of the stream's own.",
+    help="Seal the whole adopted topic, and continue in topics of the stream's own.",
 )
 @click.pass_obj
 def scale(
@@ -347,12 +468,12 @@ def scale(
 @click.option(
     "--headers",
     type=click.Choice([form.value for form in HeaderForm]),
-    help="Which records of later transactions say who wrote them: the first of each batch, or each.",
+    help="Records of later transactions that name their writer: the first of each batch, or each.",
 )
 @click.option(
     "--timestamps",
     type=click.Choice([times.value for times in RecordTimes]),
-    help="Whose times the records of transactions have that are committed later: their writer's, or the commit's.",
+    help="Timestamps of the records of transactions that are committed later: their writer's, or the commit's.",
 )
 @scaling_options
 @NO_SCALING
@@ -371,7 +492,7 @@ def update(
     max_segments: int | None,
     no_scaling: bool,
 ) -> None:
-    """Change how long the records of a stream are kept, their headers and times, or how it is scaled by its load.
+    """Change retention, headers, times or scaling by load of a stream.
 
     Options left out stay as they are; none removes a limit. Both limits are minimums: records beyond either of them
     are deleted. Give --retention-group once for each group, or with none.
@@ -482,7 +603,7 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
 def _confirm(context: CliContext, question: str, yes: bool, what: str) -> None:
     if not yes:
         if context.json or not is_terminal(sys.stdin):
-            raise click.UsageError(f"this deletes {what}; give --yes where nobody can be asked")
+            raise click.UsageError(f"this deletes {what}, and stdin is not a terminal: use --yes")
         click.confirm(question, abort=True, err=True)
 
 
@@ -502,7 +623,7 @@ def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRa
 def history_table(found: EpochHistory) -> str:
     """Return a table with one row per epoch and a line for each segment that began or ended with it.
 
-    Below it stands why leaders have scaled the stream by its load, if they have.
+    The reasons of scales by load follow below it, if there are any.
     """
     rows: list[tuple[str, ...]] = []
     for record in found.records:
@@ -552,10 +673,10 @@ def description_text(found: StreamDescription) -> str:
     config = found.config
     what_it_keeps = retention_text(config.retention)
     if _is_on_topic(found):
-        what_it_keeps += ", beside what the topic's own settings let Kafka delete"
+        what_it_keeps += ", except what the topic's own settings let Kafka delete"
     about = (
         ("stream", str(config.name)),
-        ("group", f"{config.group}, led by {found.leader or 'nobody at present'}"),
+        ("group", f"{config.group}, led by {found.leader or 'no coordinator at present'}"),
         ("state", shown_state(config, found.fault)),
         ("created", moment(config.created_ms)),
         ("epoch", f"{found.active.epoch}, refers to {found.reference_epoch}; {_epochs_so_far(found)}"),

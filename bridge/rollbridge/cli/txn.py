@@ -7,7 +7,6 @@ has one open, its age, and the end of its lease are what matters.
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
@@ -15,12 +14,15 @@ from typing import Any
 
 import click
 
+from rollbridge.base.deadlines import wall_ms
+from rollbridge.base.ids import TransactionId
+from rollbridge.base.text import printable
+from rollbridge.buffer.table import State
 from rollbridge.cli import records as values
-from rollbridge.cli.common import CliContext, connected, is_terminal
-from rollbridge.cli.tables import counted, duration, moment, table
-from rollbridge.client.abandoned import check_commit
-from rollbridge.client.results import ArrivedTransaction, Outcome, TransactionStory
-from rollbridge.connection import Bridge
+from rollbridge.cli.common import CliContext, connected, counted, duration, is_terminal, moment, table
+from rollbridge.client.connection import Bridge
+from rollbridge.client.outcomes import ArrivedTransaction, Outcome, TransactionStory
+from rollbridge.client.recovery import check_commit
 from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -29,11 +31,9 @@ from rollbridge.errors import (
     StreamRecreatedError,
     TransactionNotFoundError,
 )
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.records import TransactionRecord, outlived
-from rollbridge.model.text import printable
-from rollbridge.model.transaction import State
+from rollbridge.metadata.records import TransactionRecord
+from rollbridge.stream.config import outlived
+from rollbridge.stream.names import GroupName, StreamName
 
 _STATES = [State.OPEN.value, State.COMMITTING.value, State.ABORTING.value]
 _STORY_S = 5.0
@@ -76,7 +76,7 @@ def list_transactions(
 ) -> None:
     """List open transactions, oldest first."""
     wanted = None if group is None else GroupName.parse(group)
-    now_ms = _now_ms()
+    now_ms = wall_ms()
     keep: list[Callable[[TransactionRecord], bool]] = []
     if stream_name is not None:
         keep.append(lambda record: stream_name in record.streams)
@@ -112,7 +112,7 @@ def describe(context: CliContext, transaction: str) -> None:
     over; older ones are in the leaders' logs. Events of an ended transaction are kept for a while.
     """
     identifier = TransactionId.parse(transaction)
-    now_ms = _now_ms()
+    now_ms = wall_ms()
     with connected(context) as b:
         try:
             record = b.admin.find_transaction(identifier)
@@ -235,11 +235,11 @@ def story_document(story: TransactionStory) -> dict[str, Any]:
     "--reason",
     default="admin",
     show_default=True,
-    help="Reason, which is reported to whoever waits for the transaction.",
+    help="Reason, which is reported to waiters for the transaction.",
 )
 @click.pass_obj
 def abort(context: CliContext, transaction: str, reason: str) -> None:
-    """Abort an open transaction, whoever began it; nothing of it will ever be visible."""
+    """Abort an open transaction of any client; nothing of it will ever be visible."""
     identifier = TransactionId.parse(transaction)
     with connected(context) as b:
         b.admin.abort_transaction(identifier, reason=reason)
@@ -280,10 +280,10 @@ def commit(context: CliContext, transaction: str, yes: bool, records: int | None
 
 
 def _confirm(context: CliContext, found: ArrivedTransaction, *, at_savepoint: bool) -> None:
-    """Show what would be committed, and ask; raise an error if nobody can answer, or the answer is no."""
+    """Show what would be committed, and ask; raise an error if stdin is not a terminal, or the answer is no."""
     if not is_terminal(sys.stdin):
-        raise click.UsageError("nobody can be asked, as standard input is no terminal: give --yes; nothing was done")
-    now_ms = _now_ms()
+        raise click.UsageError("stdin is not a terminal: use --yes; nothing was done")
+    now_ms = wall_ms()
     left = found.lease_ends_ms - now_ms
     rows = [
         ("id", str(found.transaction)),
@@ -322,9 +322,9 @@ def _confirm(context: CliContext, found: ArrivedTransaction, *, at_savepoint: bo
 @click.argument("lease", type=values.duration, metavar="DURATION")
 @click.pass_obj
 def extend(context: CliContext, transaction: str, lease: timedelta) -> None:
-    """Let an open transaction stay open for DURATION from now on, such as 2d, whoever began it.
+    """Extend the lease of an open transaction of any client: DURATION from now on, such as 2d.
 
-    Its owner goes on undisturbed. A lease is never made shorter, and the limit of the coordinators counts.
+    Its owner continues undisturbed. A lease is never made shorter, and the limit of the coordinators counts.
     """
     identifier = TransactionId.parse(transaction)
     with connected(context) as b:
@@ -347,7 +347,7 @@ def outcome(
 ) -> None:
     """Show the outcome of a transaction, for as long as it is remembered.
 
-    Waits for a requested commit; so a transaction that is shown as open is one whose end nobody has requested.
+    Waits for a requested commit; so a transaction that is shown as open has no requested end.
     """
     if label is not None and client is None:
         raise click.UsageError("--label needs --client: labels are those of a client")
@@ -362,7 +362,7 @@ def outcome(
         ("records", f"{found.records:,}"),
         ("client", printable(found.client_name)),
         ("label", printable(found.label or "-")),
-        ("since", f"{moment(found.since_ms)}, {duration(_now_ms() - found.since_ms)} ago"),
+        ("since", f"{moment(found.since_ms)}, {duration(wall_ms() - found.since_ms)} ago"),
         ("reason", printable(found.reason or "-")),
         *(("no answer", printable(f"{item}, which may know a later one: {why}")) for item, why in silent.items()),
     )
@@ -387,7 +387,7 @@ def outcome_document(found: Outcome) -> dict[str, Any]:
 
 def transaction_table(records: Iterable[TransactionRecord], now_ms: int | None = None) -> str:
     """Return a table of open transactions."""
-    now_ms = _now_ms() if now_ms is None else now_ms
+    now_ms = wall_ms() if now_ms is None else now_ms
     rows = [
         (
             str(record.id),
@@ -405,7 +405,7 @@ def transaction_table(records: Iterable[TransactionRecord], now_ms: int | None =
 
 def transaction_document(record: TransactionRecord, now_ms: int | None = None) -> dict[str, Any]:
     """Return an open transaction as JSON."""
-    now_ms = _now_ms() if now_ms is None else now_ms
+    now_ms = wall_ms() if now_ms is None else now_ms
     return {
         "transaction": str(record.id),
         "state": record.state,
@@ -423,7 +423,3 @@ def transaction_document(record: TransactionRecord, now_ms: int | None = None) -
 def _lease_left(record: TransactionRecord, now_ms: int) -> str:
     left = record.begun_ms + record.lease_ms - now_ms
     return f"{duration(left)} left" if left > 0 else f"over for {duration(-left)}"
-
-
-def _now_ms() -> int:
-    return int(time.time() * 1000)

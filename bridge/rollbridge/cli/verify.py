@@ -1,4 +1,4 @@
-"""``rollbridge verify``: prove that each committed record of a stream stands where the commit log says, once."""
+"""``rollbridge verify``: prove that each committed record of a stream is where the commit log says, once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from rollbridge.cli.common import CliContext, ExitCode, connected
-from rollbridge.cli.tables import counted
+from rollbridge.cli.common import CliContext, ExitCode, connected, counted
 from rollbridge.doctor import verify as checks
-from rollbridge.model.names import check_stream_or_topic
-from rollbridge.model.verification import VerificationTally
+from rollbridge.doctor.verification import VerificationTally
+from rollbridge.stream.names import check_stream_or_topic
 
 _UNCHECKED = {
     "deleted": "deleted from their segments since",
@@ -31,7 +30,7 @@ _UNCHECKED = {
 @click.option("--no-progress", is_flag=True, help="Show no progress bar.")
 @click.pass_obj
 def verify(context: CliContext, stream_name: str, no_progress: bool) -> int:
-    """Prove that each committed record of a stream stands where the commit log says, once; nothing is changed.
+    """Prove that each committed record of a stream is where the commit log says, once; nothing is changed.
 
     Reads commit log, buffers and segments from end to end, and may run while the stream is used. Exit code 1 names each
     finding: records that are missing, misplaced, doubled, or that no commit names. What retention has deleted cannot be
@@ -70,7 +69,7 @@ def _summary(found: checks.StreamVerification, seconds: float) -> Iterator[str]:
     tally: VerificationTally = found.tally
     yield (
         f"{counted(tally.matched, 'record')} of {counted(found.transactions, 'transaction')} in "
-        f"{counted(found.segments, 'segment')} stand where the commit log says, once; {tally.plain:,} are of plain "
+        f"{counted(found.segments, 'segment')} are where the commit log says, once; {tally.plain:,} are of plain "
         f"writers, {tally.conditional:,} of conditional ones; {counted(found.arrived, 'transaction')} compared with "
         f"the buffers, in {seconds:.1f} s."
     )

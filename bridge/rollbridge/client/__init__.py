@@ -1,5 +1,5 @@
 """Client: from a record of the application to a frame in the buffer, and from the commit log back to its future.
 
-A record goes through ``transaction`` (what the application calls), ``frame_writer`` (segment and batch) and ``sender``
-(to the brokers); an outcome comes through ``outcomes`` (tails the commit log) and ``futures`` (whoever waits).
+Records go through ``transaction`` (the application's calls), ``frame_writer`` (segment and batch) and ``sender`` (to
+the brokers). Outcomes come through ``outcomes`` (tails the commit log) and ``futures`` (waiters).
 """

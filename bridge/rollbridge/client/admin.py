@@ -6,7 +6,6 @@ an error: what was done already is refused as such.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -14,11 +13,13 @@ from enum import Enum
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from rollbridge.arguments import checked
-from rollbridge.calls import Backoff, Deadline, Duration, Timeout, answers_within, as_timedelta
-from rollbridge.client.adoption import NEWS_S, Adoption, choose
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import Backoff, Deadline, Duration, Timeout, answers_within, as_timedelta, wall_ms
+from rollbridge.base.ids import SegmentId, TransactionId
+from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.reader import beginning, cut_before
 from rollbridge.errors import (
+    ConflictError,
     CorruptDataError,
     InvalidRequestError,
     NotFoundError,
@@ -27,34 +28,32 @@ from rollbridge.errors import (
     StreamDiffersError,
     StreamExistsError,
     StreamNotFoundError,
-    TransactionClosedError,
     TransactionNotFoundError,
 )
-from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.model.changes import StreamFault
-from rollbridge.model.epochs import EpochHistory, EpochRecord
-from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.keyspace import KeyRange, check_partition, even_ranges, ranges_of
-from rollbridge.model.names import DEFAULT_GROUP, GroupName, SegmentPlaces, StreamName, check_adoptable, group_named
-from rollbridge.model.partitioners import Fit, Partitioner
-from rollbridge.model.position import ReadPosition, StartLike, parse_start
-from rollbridge.model.records import (
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.offsets import EARLIEST, LATEST, LogOffsets, list_offsets
+from rollbridge.kafka.topics import view_topics
+from rollbridge.metadata.changes import StreamFault
+from rollbridge.metadata.records import Group, TransactionRecord
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind, WantedStream, refusal
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.config import (
     FOREVER,
     LOG_RETENTION_MS_DEFAULT,
-    Group,
     HeaderForm,
     RecordTimes,
     Retention,
     StreamConfig,
     StreamState,
-    TransactionRecord,
     header_form,
     record_times,
 )
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge.model.scaling import FIXED, ScalingPolicy, ScalingWait
-from rollbridge.model.wanted import WantedStream
-from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.stream.epochs import EpochHistory, EpochRecord
+from rollbridge.stream.keyspace import Fit, KeyRange, Partitioner, check_partition, even_ranges, fit, ranges_of
+from rollbridge.stream.names import DEFAULT_GROUP, GroupName, SegmentPlaces, StreamName, check_adoptable, group_named
+from rollbridge.stream.positions import ReadPosition, StartLike, parse_start
+from rollbridge.stream.scaling import FIXED, ScalingPolicy, ScalingWait
 
 RangeLike = KeyRange | tuple[float, float]
 
@@ -239,7 +238,7 @@ class Admin:
             timestamps=str(record_times(timestamps or "") or ""),
             scaling=scaling,
             client_name=self._client_name,
-            created_ms=_now_ms(),
+            created_ms=wall_ms(),
         )
         try:
             self._ask(owner, request, timeout_s)
@@ -266,9 +265,9 @@ class Admin:
         exist_ok: bool = False,
         timeout_s: float | None = None,
     ) -> Adoption:
-        """Make a stream of a topic that exists, with the records that are there; nothing of the topic is changed.
+        """Make a stream of an existing topic and its records; nothing of the topic is changed.
 
-        Its partitions are the segments of the stream. Native producers and consumers go on as before.
+        Its partitions are the segments of the stream. Native producers and consumers continue as before.
 
         Args:
             topic: The topic.
@@ -326,7 +325,7 @@ class Admin:
             headers=_header_form(headers),
             timestamps=str(record_times(timestamps or "") or ""),
             client_name=self._client_name,
-            created_ms=_now_ms(),
+            created_ms=wall_ms(),
         )
         try:
             self._adopt(owner, request, timeout_s)
@@ -381,7 +380,7 @@ class Admin:
             stream=str(name),
             topic=config.topic,
             client_name=self._client_name,
-            created_ms=_now_ms(),
+            created_ms=wall_ms(),
         )
         self._ask(config.group, request, timeout_s)
 
@@ -405,10 +404,10 @@ class Admin:
         leave_topic: bool = False,
         timeout_s: float | None = None,
     ) -> EpochRecord:
-        """Replace active segments by new ones, with open transactions going on undisturbed; return the new epoch.
+        """Replace active segments by new ones and return the new epoch; open transactions continue undisturbed.
 
         The scale waits for native transactions of other Kafka clients, as no segment can be sealed while one is open on
-        it: for at most ``SCALE_WAIT_MS`` of the coordinators. Everything else goes on meanwhile.
+        it: for at most ``SCALE_WAIT_MS`` of the coordinators. Everything else continues meanwhile.
 
         Args:
             stream: ``scope/stream``.
@@ -417,9 +416,9 @@ class Admin:
             abort_foreign: Abort such native transactions instead of waiting for them. The coordinator needs Write on
                 their transactional ids, and for hanging ones, which no transaction coordinator knows, ClusterAction on
                 the cluster.
-            leave_topic: Needed for a stream whose segments are the partitions of an adopted topic: the topic is
-                sealed, all of it, so that nobody writes to it any more, and the stream goes on in topics of its own,
-                which native clients do not know. Partitions that are not in ``seal`` become one segment each.
+            leave_topic: Needed for a stream whose segments are the partitions of an adopted topic. The whole topic is
+                sealed: no writes are possible any more. The stream continues in topics of its own, which native clients
+                do not know. Partitions that are not in ``seal`` become one segment each.
             timeout_s: Seconds to wait for the answer.
 
         Raises:
@@ -440,7 +439,7 @@ class Admin:
                 abort_foreign=abort_foreign,
                 leave_topic=leave_topic,
                 client_name=self._client_name,
-                created_ms=_now_ms(),
+                created_ms=wall_ms(),
             ),
             timeout_s,
         )
@@ -459,7 +458,7 @@ class Admin:
         scaling: ScalingPolicy | Keep | None = KEEP,
         timeout_s: float | None = None,
     ) -> StreamConfig:
-        """Change how long the records of a stream are kept, its headers, times or scaling; what is not given stays.
+        """Change retention, headers, times or scaling of a stream; settings not given stay as they are.
 
         With both limits, what is beyond one of them is deleted. Age counts from when a record was written, not from the
         timestamp that it carries, and begins with the first retention check after the limit was set. A stream that is
@@ -468,7 +467,7 @@ class Admin:
         Args:
             stream: ``scope/stream``, or an adopted topic.
             retention_time: Minimum time for which records are kept; None: for ever.
-            retention_bytes: Minimum size of records that is kept, in bytes as they stand in Kafka; None: all.
+            retention_bytes: Minimum size of records that is kept, in bytes as stored in Kafka; None: all.
             retention_groups: Consumer groups: nothing is deleted, by retention or by :meth:`truncate`, that one of them
                 has not read. A group that has committed nothing keeps everything.
             headers: As for :meth:`create_stream`; of transactions that begin later.
@@ -497,7 +496,7 @@ class Admin:
             timestamps="" if isinstance(timestamps, Keep) else str(record_times(timestamps) or ""),
             scaling=policy,
             client_name=self._client_name,
-            created_ms=_now_ms(),
+            created_ms=wall_ms(),
         )
         self._ask(config.group, request, timeout_s)
         return _obeyed(self._config(name), policy, None if isinstance(timestamps, Keep) else timestamps)
@@ -513,7 +512,7 @@ class Admin:
         default: bool = False,
         timeout_s: float | None = None,
     ) -> Group:
-        """Change how long the commit log of a transaction group is kept; settings not given stay as they are.
+        """Change the retention of a transaction group's commit log; settings not given stay as they are.
 
         Without any, it is kept as long as the coordinators say, which is a week by default. With both limits, what is
         beyond one of them is deleted, up to what a new leader needs. Age counts from when a record was written.
@@ -521,7 +520,7 @@ class Admin:
         Args:
             group: ``scope/group``, or the scope of its default group.
             retention_time: Minimum time for which it is kept; None: for ever.
-            retention_bytes: Minimum size that is kept, in bytes as they stand in Kafka; None: all.
+            retention_bytes: Minimum size that is kept, in bytes as stored in Kafka; None: all.
             retention_groups: Consumer groups with commits on the log: nothing is deleted that one of them has not read.
                 A group that has committed nothing there keeps everything.
             default: Keep it as long as the coordinators say, whatever was set before; with nothing else.
@@ -547,7 +546,7 @@ class Admin:
             group=name.group,
             retention=retention,
             client_name=self._client_name,
-            created_ms=_now_ms(),
+            created_ms=wall_ms(),
         )
         self._ask(name, request, timeout_s)
         return self._group(name)
@@ -615,7 +614,7 @@ class Admin:
             stream=str(name),
             cut=cut,
             client_name=self._client_name,
-            created_ms=_now_ms(),
+            created_ms=wall_ms(),
         )
         self._ask(config.group, request, timeout_s)
         return self.beginning(stream)
@@ -641,7 +640,7 @@ class Admin:
         """
         name = self.name_of(stream)
         request = AdminRequest(
-            kind=RequestKind.DELETE_STREAM, stream=str(name), client_name=self._client_name, created_ms=_now_ms()
+            kind=RequestKind.DELETE_STREAM, stream=str(name), client_name=self._client_name, created_ms=wall_ms()
         )
         groups = self._groups_of(name)
         try:
@@ -766,7 +765,7 @@ class Admin:
         group: str | GroupName | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Abort an open transaction, whoever began it, and return once the abort is logged.
+        """Abort an open transaction of any client, and return once the abort is logged.
 
         Without its ``group`` the transaction is found by its record, which exists from half a second after its begin.
 
@@ -783,7 +782,7 @@ class Admin:
             transaction=str(transaction),
             reason=reason,
             client_name=self._client_name,
-            created_ms=_now_ms(),
+            created_ms=wall_ms(),
         )
         self._ask(owner, request, timeout_s)
 
@@ -811,7 +810,7 @@ class Admin:
 
     def _ask_about_snapshots(self, kind: RequestKind, stream: str, timeout_s: float | None) -> None:
         name = self.name_of(stream)
-        request = AdminRequest(kind=kind, stream=str(name), client_name=self._client_name, created_ms=_now_ms())
+        request = AdminRequest(kind=kind, stream=str(name), client_name=self._client_name, created_ms=wall_ms())
         self._ask(self._config(name).group, request, timeout_s)
 
     def _ask(self, group: GroupName, request: AdminRequest, timeout_s: float | None) -> AdminAnswer:
@@ -837,7 +836,6 @@ class Admin:
         return config
 
     def _in_use(self, name: StreamName) -> StreamConfig | None:
-        """Return the settings of a stream; None if there is none, or if it is being deleted."""
         config = self._metadata.stream(name)
         return None if config is None or config.state is StreamState.DELETING else config
 
@@ -864,28 +862,7 @@ class Admin:
         return StreamNotFoundError(f"stream {name} does not exist")
 
 
-def refusal(answer: AdminAnswer, transaction: str = "") -> RollbridgeError:
-    """Return the error that an answer stands for; its class is found by its code."""
-    found = next((error for error in _error_classes(RollbridgeError) if error.code == answer.code), None)
-    if found is None:
-        return InvalidRequestError(f"{answer.message} ({answer.code})")
-    if issubclass(found, TransactionClosedError):
-        return found(answer.message, transaction=transaction)
-    try:
-        return found(answer.message)
-    except TypeError:  # the class carries data that an answer does not have
-        return InvalidRequestError(answer.message)
-
-
-def _error_classes(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:
-    """Yield all error classes from ``base`` down, parents first."""
-    yield base
-    for error in base.__subclasses__():
-        yield from _error_classes(error)
-
-
 def _header_form(headers: HeaderForm | str | None) -> str:
-    """Return a form of headers as a request says it; raise InvalidRequestError if there is no such form."""
     return str(header_form(headers or "") or HeaderForm.FIRST)
 
 
@@ -928,5 +905,74 @@ def _bytes(kept: int | None) -> int:
     return FOREVER if kept is None else kept
 
 
-def _now_ms() -> int:
-    return int(time.time() * 1000)
+SAMPLED_PARTITIONS: Final = 16
+"""Most partitions that are sampled, spread over the topic: each takes a request."""
+SAMPLED_RECORDS: Final = 500
+"""Newest offsets of each partition that are sampled."""
+SAMPLED_BYTES: Final = 256 * 1024
+NEWS_S: Final = 5.0
+"""Time in which all brokers learn of a topic that has just been created."""
+DEFAULT: Final = Partitioner.MURMUR2
+"""Of a topic that has no keys yet: the rule of Java's producers, and so of Connect, Streams and ksqlDB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adoption:
+    """A topic that has been adopted, its stream's settings, and the result of a sample of its keys, if one was read."""
+
+    config: StreamConfig
+    fit: Fit | None
+
+
+def sample_topic(settings: ConnectionSettings, topic: str, timeout_s: float) -> Fit:
+    """Read the newest committed records of a topic, and compare where their keys are with each partitioner.
+
+    Raises:
+        NotFoundError: There is no such topic.
+        NotAuthorizedError, KafkaUnavailableError.
+    """
+    deadline = Deadline(timeout_s)
+    with Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name) as cluster:
+        patience, backoff = Deadline(min(timeout_s, NEWS_S)), Backoff()
+        while (known := view_topics(cluster, [topic], deadline.left()).get(topic)) is None:
+            if patience.passed():
+                raise NotFoundError(f"topic {topic} does not exist; nothing was written")
+            backoff.sleep(patience)
+        step = max(known.partitions // SAMPLED_PARTITIONS, 1)
+        places = [(topic, number) for number in range(0, known.partitions, step)]
+        starts = list_offsets(cluster, places, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset", deadline)
+        ends = list_offsets(cluster, places, LATEST, Isolation.READ_COMMITTED, "read the end", deadline)
+        reader = LogReader(cluster, retry_timeout_s=deadline.left())
+
+        def keys() -> Iterator[tuple[bytes, int]]:
+            for place in places:
+                start, (_, number) = max(starts[place], ends[place] - SAMPLED_RECORDS), place
+                if start < ends[place]:
+                    found = reader.fetch(topic, start, partition=number, max_bytes=SAMPLED_BYTES)
+                    yield from ((record.key, number) for record in found.records if record.key)
+
+        return fit(keys(), known.partitions)
+
+
+def choose(topic: str, found: Fit, wanted: Partitioner | None) -> Partitioner:
+    """Return the partitioner to adopt a topic with.
+
+    Raises:
+        ConflictError: the sample does not agree with the wanted one, or with none or several of them.
+    """
+    if wanted is not None:
+        if found.matches[wanted] < found.keys:
+            raise ConflictError(
+                f"{wanted} does not put the keys of topic {topic} where they are: {found}; nothing was written; with "
+                "partitions added since, or producers of several kinds, no rule does: choose that of the producers "
+                "that you have now, and give --unchecked (check=False)"
+            )
+        return wanted
+    if not found.keys:
+        return DEFAULT
+    if found.best is None:
+        raise ConflictError(
+            f"the partitioner of topic {topic}'s producers is not clear: {found}; nothing was written; name it with "
+            "--partitioner (partitioner=...), and --unchecked (check=False) if none explains all keys"
+        )
+    return found.best

@@ -1,88 +1,61 @@
-"""Client: one name under which transactions begin, on a connection that it may have for itself or share with others.
+"""Client: one name under which transactions begin, on a connection of its own or a shared one.
 
-A :class:`rollbridge.Bridge` is a connection and the client of its own name. Others, as many as there are names to
-serve, use the same sender, cache of streams, tail of outcomes, ZooKeeper session and threads. What a name has for
-itself is its sessions and the order of its commits, some kilobytes; one with nothing open costs no time, here or at the
-leader.
+A :class:`rollbridge.Bridge` is a connection and the client of its own name. Any number of other names share its
+sender, stream cache, outcome tail, ZooKeeper session and threads. Sessions and commit order are per name, some
+kilobytes; a name with nothing open costs no time, here or at the leader.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, Self
 
-from rollbridge.arguments import checked
-from rollbridge.calls import Deadline, Timeout, answers_within
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import Deadline, Timeout, answers_within
 from rollbridge.client.futures import Completion
-from rollbridge.client.identity import CommitNumbers, CommitsInFlight, GroupCounters, uptime_s
-from rollbridge.client.recovery import Resumer, Resuming
-from rollbridge.client.runtime import ClientOptions, Planner, Runtime
+from rollbridge.client.identity import uptime_s
+from rollbridge.client.recovery import ClientContext, Resumer, Resuming
 from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.transaction import Transaction
+from rollbridge.client.writing import Planner, TransactionContext
 from rollbridge.errors import BackpressureError, InvalidRequestError, RollbridgeError, UnavailableError
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import CheckNode
-from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.metadata import paths
+from rollbridge.metadata.records import CheckNode
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName
 
 _PLANS_MAX: Final = 4
 """Plans kept for each of the names that share a connection: mostly a name writes to the same streams, if any."""
-
-
-@dataclass(frozen=True, slots=True)
-class Machinery:
-    """What all clients of one connection use."""
-
-    options: ClientOptions
-    metadata: Metadata
-    counters: GroupCounters
-    runtime: Runtime
-    in_flight: CommitsInFlight
-
-    def sessions(self, name: str, changed: Callable[[], None] | None, holder: str = "") -> ClientSessions:
-        """Return the sessions of a client name that was given; see :class:`ClientSessions`."""
-        return ClientSessions(self.metadata, name, named=True, changed=changed, holder=holder)
-
-    def runtime_of_client(self) -> Runtime:
-        """Return the runtime of a client, whose commits have an order of their own."""
-        return replace(self.runtime, commits=CommitNumbers(self.counters.next, self.in_flight))
-
-    def planner(self, name: str, sessions: ClientSessions, *plans_max: int) -> Planner:
-        """Return the maker of a client's plans."""
-        runtime = self.runtime
-        return Planner(
-            name, self.options, runtime.catalog, runtime.outcomes, sessions, self.metadata.lease_limit, *plans_max
-        )
-
-    def resumer(self, name: str, sessions: ClientSessions, runtime: Runtime) -> Resumer:
-        """Return what handles transactions that a client did not begin."""
-        return Resumer(name, self.options, self.metadata, runtime.catalog, runtime, sessions)
 
 
 @checked()
 class BaseClient(Resuming):
     """Operations on transactions under one name."""
 
-    __slots__ = ("_machinery", "_planner", "_resumer", "_runtime", "_sessions")
+    __slots__ = ("_client_context", "_planner", "_resumer", "_runtime", "_sessions")
 
-    _machinery: Machinery
+    _client_context: ClientContext
     _sessions: ClientSessions
-    _runtime: Runtime
+    _runtime: TransactionContext
     _planner: Planner
     _resumer: Resumer
 
     def _use(
-        self, name: str, machinery: Machinery, sessions: ClientSessions, runtime: Runtime, *plans_max: int
+        self,
+        name: str,
+        client_context: ClientContext,
+        sessions: ClientSessions,
+        runtime: TransactionContext,
+        *plans_max: int,
     ) -> None:
         """Set up; called once."""
-        self._machinery = machinery
+        self._client_context = client_context
         self._sessions = sessions
         self._runtime = runtime
-        self._planner = machinery.planner(name, sessions, *plans_max)
-        self._resumer = machinery.resumer(name, sessions, runtime)
+        self._planner = client_context.planner(name, sessions, *plans_max)
+        self._resumer = client_context.resumer(name, sessions, runtime)
 
     @property
     @abstractmethod
@@ -129,13 +102,13 @@ class BaseClient(Resuming):
         if sessions.left:
             sessions.left = {}
         plan = self._planner.plan(streams, timeout, label, retain)
-        runtime, machinery = self._runtime, self._machinery
-        if len(runtime.outcomes.waiting) >= machinery.options.open_transactions_max:
+        runtime, client_context = self._runtime, self._client_context
+        if len(runtime.outcomes.waiting) >= client_context.options.open_transactions_max:
             raise BackpressureError(
-                f"{machinery.options.open_transactions_max} transactions of this connection are open or wait for their "
-                "outcome; end some of them; nothing was written"
+                f"{client_context.options.open_transactions_max} transactions of this connection are open or wait for "
+                "their outcome; end some of them; nothing was written"
             )
-        return Transaction(runtime, plan, machinery.counters.next(plan.group))
+        return Transaction(runtime, plan, client_context.counters.next(plan.group))
 
     def transaction(
         self,
@@ -148,11 +121,11 @@ class BaseClient(Resuming):
         return self.begin(*streams, timeout=timeout, label=label, retain=retain)
 
     def new_session(self, group: str | GroupName | None = None, timeout: Timeout = None) -> int:
-        """Begin another session of this client name, which fences all before it, those of this very object included.
+        """Begin another session of this client name and fence all earlier ones, those of this object included.
 
-        Whatever earlier sessions have asked to commit is committed before this returns, and nothing else of theirs ever
-        will be. What they have left open is what :meth:`unfinished` lists, without asking the leader once more if it is
-        called next. Kafka calls this ``InitProducerId``.
+        Commits that earlier sessions have asked for are finished before this returns; nothing else of theirs ever will
+        be. :meth:`unfinished` lists what they have left open, without asking the leader once more if it is called next.
+        Kafka calls this ``InitProducerId``.
 
         Args:
             group: ``scope/group``; by default all in which there are sessions of this name. In others it begins with
@@ -164,7 +137,7 @@ class BaseClient(Resuming):
             in any.
 
         Raises:
-            InvalidRequestError: the client has no name that was given, so nobody else can have it.
+            InvalidRequestError: the client was given no name, so it has no other sessions.
             NotFoundError: there is no such group.
             CoordinatorUnavailableError, UnknownWriteError: earlier sessions could not be fenced in time; they may be
                 over all the same.
@@ -190,19 +163,19 @@ class Client(BaseClient):
     """One of many client names on a connection. Made by :meth:`rollbridge.Bridge.client`; safe to use from threads.
 
     It does for transactions what a :class:`rollbridge.Bridge` with this ``client_name`` does. Commits of one client
-    stand in the order in which they were asked for; those of different clients do not wait for each other.
+    take effect in the order in which they were asked for; those of different clients do not wait for each other.
     """
 
     __slots__ = ("_closed", "_name", "_owner", "_release")
 
     def __init__(
-        self, name: str, machinery: Machinery, check: Callable[[], None], release: Callable[[Client], None]
+        self, name: str, client_context: ClientContext, check: Callable[[], None], release: Callable[[Client], None]
     ) -> None:
         """Applications call :meth:`rollbridge.Bridge.client`.
 
         Args:
             name: Client name.
-            machinery: What it has in common with other names.
+            client_context: What it has in common with other names.
             check: Raises InvalidRequestError if the connection is closed.
             release: Called when this is closed.
         """
@@ -210,7 +183,9 @@ class Client(BaseClient):
         self._closed = False
         self._owner = check
         self._release = release
-        self._use(name, machinery, machinery.sessions(name, None), machinery.runtime_of_client(), _PLANS_MAX)
+        self._use(
+            name, client_context, client_context.sessions(name, None), client_context.runtime_of_client(), _PLANS_MAX
+        )
 
     @property
     def client_name(self) -> str:
@@ -223,10 +198,10 @@ class Client(BaseClient):
         return self._closed
 
     def only_while(self, guard: Callable[[], CheckNode]) -> None:
-        """Begin sessions only while a node in ZooKeeper has a version, where that decides whose name this is.
+        """Begin sessions only while a node in ZooKeeper that decides on the owner of this name has a version.
 
-        Whoever stood still while the name became somebody else's cannot take it back then: it raises
-        :class:`ClientFencedError`, and nobody else is fenced.
+        A process that stalled while another took the name over cannot take it back: it raises
+        :class:`ClientFencedError`, and no other session is fenced.
 
         Args:
             guard: Gives the node's path and version when a session is to begin.
@@ -263,19 +238,19 @@ class Client(BaseClient):
 
 
 _AT_ONCE: Final = 200
-"""Records of sessions looked at in one turn."""
+"""Records of sessions read in one turn."""
 _ENDING_S: Final = 1.0
-"""Seconds after which the record of a client is looked at again of which somebody waits for an outcome."""
+"""Seconds between two reads of the record of a client with a pending outcome."""
 _OPEN_S: Final = 10.0
 """The same of one whose transactions are all open."""
 _TURN_S: Final = 1.0
-"""Seconds after which no more leaders are asked in this turn what fenced clients have left."""
+"""Seconds after which a turn asks no more leaders for the transactions of fenced clients."""
 
 
-class Lookout:
-    """Finds out which of the clients that have something open are fenced, a bounded number of them in each turn.
+class FenceMonitor:
+    """Finds the fenced clients among those with something open, a bounded number in each turn.
 
-    Which clients have nothing open makes no difference to the time that it takes.
+    Clients with nothing open do not lengthen it.
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -283,7 +258,7 @@ class Lookout:
         self._fenced: dict[str, BaseClient] = {}
 
     def look(self, clients: dict[str, Client], waiting: Iterable[Completion]) -> None:
-        """Look at the records that are due, and fence what is waited for in vain; called on the housekeeping thread."""
+        """Read the records that are due, and fence the waiters of fenced clients; called on the housekeeping thread."""
         if not clients:
             return
         now_s = uptime_s()
@@ -310,7 +285,7 @@ class Lookout:
         try:
             nodes = self._metadata.session.get_many([paths.session(group, item.client_name) for item, group in places])
         except UnavailableError:
-            return  # looked at again in the next turn
+            return  # read again in the next turn
         for (client, group), node in zip(places, nodes, strict=True):
             client._sessions.looked_s = now_s
             client._sessions.note(group, node)

@@ -1,32 +1,34 @@
 """Cooperative transactions: several processes share a client name, agree on a transaction, write it and end it.
 
-The record of the client's session in ZooKeeper names that transaction, see :mod:`rollbridge.model.cooperative`. It is
-changed by compare-and-set on its version; whoever loses reads again, and joins.
+The record of the client's session in ZooKeeper names that transaction, see :mod:`rollbridge.metadata.client_sessions`.
+It is changed by compare-and-set on its version; the loser of a race reads again, and joins.
 
-Everybody who writes a part sends the BEGIN frames before it, so that nobody has to wait for whoever came first; the
-leader takes the first ones, and drops those that come when the transaction has ended.
+Each writer of a part sends the BEGIN frames first, so that it waits for no other process. The leader takes the first
+ones, and drops those that come after the end of the transaction.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
-from rollbridge.arguments import checked
-from rollbridge.calls import Deadline, Timeout, answers_within, as_seconds, patience_s
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import Deadline, Timeout, answers_within, as_seconds, patience_s, wall_ms
+from rollbridge.base.ids import OWNER_PART, TransactionId
+from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
+from rollbridge.buffer.table import State
 from rollbridge.client.frame_writer import Join
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import GroupCounters
 from rollbridge.client.recovery import Resumer
 from rollbridge.client.results import CommitResult, PartHandle
-from rollbridge.client.runtime import BeginPlan, Planner, Runtime
 from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.transaction import Transaction
-from rollbridge.client.writing import Part
+from rollbridge.client.writing import BeginPlan, Part, Planner, TransactionContext
 from rollbridge.errors import (
     AlreadyCommittedError,
     ClientFencedError,
@@ -40,31 +42,28 @@ from rollbridge.errors import (
     TransactionPreserverClosedError,
     UnknownWriteError,
 )
-from rollbridge.model import paths
-from rollbridge.model.cooperative import (
+from rollbridge.metadata import paths
+from rollbridge.metadata.catalog import Catalog
+from rollbridge.metadata.client_sessions import (
     SERIES_BYTES,
     SERIES_KEPT_MS,
     SESSION_BYTES_MAX,
-    JointContent,
-    JointState,
-    JointWork,
+    ClientSession,
+    CooperativeContent,
+    CooperativeState,
+    CooperativeWork,
     SeriesStep,
     decide_again,
     decide_step,
     label_of,
 )
-from rollbridge.model.frames import BeginFrame, FrameHeader, FrameKind
-from rollbridge.model.ids import OWNER_PART, TransactionId
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import ClientSession
-from rollbridge.model.transaction import State
-from rollbridge.zookeeper.catalog import Catalog
-from rollbridge.zookeeper.errors import NodeMissingError, NodeVersionMismatchError
-from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.metadata.errors import NodeMissingError, NodeVersionMismatchError
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName
 
 
 @dataclass(frozen=True, slots=True)
-class JointTicket:
+class CooperativeTicket:
     """Name of a cooperative transaction for other processes of the session; can be pickled."""
 
     group: GroupName
@@ -74,10 +73,10 @@ class JointTicket:
 
 
 @checked()
-class JointTransaction:
+class CooperativeTransaction:
     """Transaction written by several processes; safe to use from several threads.
 
-    Made by :meth:`rollbridge.SharedClient.joint`.
+    Made by :meth:`rollbridge.SharedClient.cooperative`.
 
     Attributes:
         ticket: Names the transaction for the process that ends it.
@@ -85,10 +84,12 @@ class JointTransaction:
         content: Content of that commit; None if it was not recorded, as by older versions.
     """
 
-    def __init__(self, group: GroupName, work: JointWork, new_part: Callable[[], Part], *, committed: bool) -> None:
-        """See :meth:`rollbridge.SharedClient.joint`; ``new_part`` makes a part with a number of its own."""
+    def __init__(
+        self, group: GroupName, work: CooperativeWork, new_part: Callable[[], Part], *, committed: bool
+    ) -> None:
+        """See :meth:`rollbridge.SharedClient.cooperative`; ``new_part`` makes a part with a number of its own."""
         self._new_part = new_part
-        self.ticket = JointTicket(group, work.series, work.number, work.transaction)
+        self.ticket = CooperativeTicket(group, work.series, work.number, work.transaction)
         self.committed = committed
         self.content = work.content
 
@@ -113,12 +114,12 @@ class JointTransaction:
         return self._new_part()
 
 
-class JointPart(Part):
+class CooperativePart(Part):
     """Part of a cooperative transaction; sends the BEGIN frames itself, ahead of its records."""
 
     __slots__ = ()
 
-    def __init__(self, runtime: Runtime, plan: BeginPlan, completion: Completion, part: int) -> None:
+    def __init__(self, runtime: TransactionContext, plan: BeginPlan, completion: Completion, part: int) -> None:
         super().__init__(runtime, plan, completion, part)
         header = FrameHeader(FrameKind.BEGIN, completion.key, OWNER_PART, client_epoch=plan.begin.client_epoch).pack()
         with self._lock:
@@ -126,7 +127,7 @@ class JointPart(Part):
                 self._emit(place, header, plan.begin_value)
 
 
-class JointEnding(Transaction):
+class CooperativeEnding(Transaction):
     """Cooperative transaction in the process that ends it: parts have written all of it, its begin included.
 
     All processes of the session have agreed on its streams, so none joins it late.
@@ -137,7 +138,7 @@ class JointEnding(Transaction):
     def _joining(self) -> Join | None:
         return None
 
-    def __init__(self, runtime: Runtime, plan: BeginPlan, transaction: TransactionId) -> None:
+    def __init__(self, runtime: TransactionContext, plan: BeginPlan, transaction: TransactionId) -> None:
         completion = runtime.outcomes.completion(transaction, plan.begin.client_epoch)
         self._prepare(runtime, plan, completion, transaction.counter, OWNER_PART)
         self._sent = self._acked = 1
@@ -162,7 +163,7 @@ class SharedClient:
         client_name: str,
         metadata: Metadata,
         catalog: Catalog,
-        runtime: Runtime,
+        runtime: TransactionContext,
         sessions: ClientSessions,
         planner: Planner,
         counters: GroupCounters,
@@ -179,7 +180,7 @@ class SharedClient:
         self._resumer = resumer
         self._connect_timeout_s = connect_timeout_s
 
-    def joint(
+    def cooperative(
         self,
         *streams: str,
         series: str,
@@ -188,13 +189,13 @@ class SharedClient:
         retain: Timeout = None,
         timeout: Timeout = None,
         once: bool = False,
-    ) -> JointTransaction:
-        """Begin or join a transaction that processes of this session write together; whoever asks first begins it.
+    ) -> CooperativeTransaction:
+        """Begin or join a transaction that processes of this session write together; the first caller begins it.
 
-        All of them name the same streams, series and number. The numbers of a series never fall, and one that was
-        committed is never written again: not by this session, and not by a later one, which is told that there is
-        nothing left to do. Open transactions of an earlier session are aborted first, and written anew; so are open
-        ones of another series, since a client works on one at a time.
+        All of them name the same streams, series and number. The numbers of a series never fall, and a committed number
+        is never written again: neither by this session nor by a later one, whose caller gets ``committed``. Open
+        transactions of an earlier session are aborted first, and written again; so are open ones of another series,
+        since a client works on one at a time.
 
         Raises what :meth:`rollbridge.Bridge.begin` raises, too.
 
@@ -204,14 +205,14 @@ class SharedClient:
             number: Number of the transaction in the series.
             lease, retain: As ``timeout`` and ``retain`` of :meth:`rollbridge.Bridge.begin`.
             timeout: How long to wait for the leader, if an earlier session has left something behind.
-            once: True if nobody will ask for this series again, so that it need not be remembered.
+            once: True if this series is not asked for again, so that it need not be remembered.
 
         Raises:
             ClientFencedError: a newer session of this client name has begun; nothing was written.
             TransactionClosedError: this session has ended that number.
             ConflictError: a later number has been begun.
-            OutcomeExpiredError: an earlier session has left that number behind so long ago that nobody knows its
-                outcome, or the series may have been written so long ago that it has been forgotten.
+            OutcomeExpiredError: the outcome of that number of an earlier session, or of the series, is no longer
+                remembered.
             InvalidRequestError: the client has written too many series within 30 days.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
@@ -221,10 +222,18 @@ class SharedClient:
         assert found is not None
         return found
 
-    def committed(self, *streams: str, series: str, number: int, timeout: Timeout = None) -> JointTransaction | None:
-        """Return what :meth:`joint` would find committed by an earlier session, without beginning; None otherwise.
+    def joint(self, *streams: str, **arguments: Any) -> CooperativeTransaction:
+        """Call :meth:`cooperative`, by its former name."""
+        warnings.warn("SharedClient.joint() is called cooperative() now", DeprecationWarning, stacklevel=2)
+        return self.cooperative(*streams, **arguments)
 
-        A transaction that an earlier session has left open is ended first. Raises as :meth:`joint` does.
+    def committed(
+        self, *streams: str, series: str, number: int, timeout: Timeout = None
+    ) -> CooperativeTransaction | None:
+        """Return what :meth:`cooperative` would find committed by an earlier session, without beginning; None
+        otherwise.
+
+        A transaction that an earlier session has left open is ended first. Raises as :meth:`cooperative` does.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
         with answers_within(timeout_s):
@@ -238,8 +247,8 @@ class SharedClient:
 
     def _agreed(
         self, plan: BeginPlan, series: str, number: int, deadline: Deadline, *, begin: bool, once: bool
-    ) -> JointTransaction | None:
-        """Return the transaction of a number; None if nobody has committed it, and none is to be begun."""
+    ) -> CooperativeTransaction | None:
+        """Return the transaction of a number; None if it is not committed, and none is to be begun."""
         epoch = plan.begin.client_epoch
         while True:
             session, version = self._session(plan.group)
@@ -254,11 +263,11 @@ class SharedClient:
                     fresh = self._new_work(plan, series, number, once=once)
                     self._check_room(session, fresh)
                     if self._record(plan.group, session, version, fresh):
-                        return self._joint(plan, fresh)
+                        return self._cooperative(plan, fresh)
                 case SeriesStep.JOIN if work is not None:
-                    return self._joint(self._plan_of(plan.group, work), work) if begin else None
+                    return self._cooperative(self._plan_of(plan.group, work), work) if begin else None
                 case SeriesStep.SKIP if work is not None:
-                    return self._joint(plan, work, committed=True)
+                    return self._cooperative(plan, work, committed=True)
                 case SeriesStep.SETTLE if work is not None:
                     state = self._settle(plan.group, epoch, work, deadline)
                     self._record(plan.group, session, version, work.ended(state))
@@ -271,24 +280,24 @@ class SharedClient:
                     raise ConflictError(
                         f"{label_of(series, number)} cannot be written: number {work and work.number} of the series "
                         "has been begun already; nothing was written. A late task may be ignored; a Spark query whose "
-                        "checkpoint was wound back goes on under a new checkpoint"
+                        "checkpoint was wound back needs a new checkpoint"
                     )
 
     def _look_back(
         self,
         plan: BeginPlan,
         session: ClientSession,
-        work: JointWork,
+        work: CooperativeWork,
         series: str,
         number: int,
         deadline: Deadline,
         *,
         once: bool,
-    ) -> tuple[SeriesStep, JointWork]:
+    ) -> tuple[SeriesStep, CooperativeWork]:
         """Decide about a series other than the one on record; return the step, and what is known of the series.
 
         Raises:
-            OutcomeExpiredError: the series may have been written so long ago that nobody remembers.
+            OutcomeExpiredError: the series may have been written so long ago that it was forgotten.
         """
         shared = session.shared
         assert shared is not None
@@ -306,11 +315,11 @@ class SharedClient:
                 return SeriesStep.SKIP, replace(work, series=series, number=number, transaction=before, content=None)
         return SeriesStep.BEGIN, work
 
-    def _check_room(self, session: ClientSession, fresh: JointWork) -> None:
+    def _check_room(self, session: ClientSession, fresh: CooperativeWork) -> None:
         """Refuse a series for which the session's record has no room."""
         if session.work is None or session.work.series == fresh.series or fresh.once:
             return
-        size = len(session.with_work(fresh, int(time.time() * 1000)).to_json()) + SERIES_BYTES
+        size = len(session.with_work(fresh, wall_ms()).to_json()) + SERIES_BYTES
         if size > SESSION_BYTES_MAX:
             raise InvalidRequestError(
                 f"{fresh.label} cannot be written: client {self._client_name} has written so many labels, or series, "
@@ -320,17 +329,17 @@ class SharedClient:
 
     def commit(
         self,
-        ticket: JointTicket,
+        ticket: CooperativeTicket,
         parts: Sequence[PartHandle],
         timeout: Timeout = None,
         *,
-        content: JointContent | None = None,
+        content: CooperativeContent | None = None,
     ) -> CommitResult:
         """Commit a cooperative transaction, in any process of the session; as :meth:`rollbridge.Transaction.commit`.
 
-        Whoever has the result calls :meth:`note_committed`; otherwise a later session has to ask for the outcome.
-        ``content`` describes what the parts hold: it is on record before the commit is asked for, so that whoever comes
-        with this number again can tell whether it is the same, wherever this process may die. Raises what
+        The receiver of the result calls :meth:`note_committed`; otherwise a later session has to ask for the outcome.
+        ``content`` describes the parts' records. It is on record before the commit is asked for: wherever this process
+        dies, a repetition of this number can be compared with it. Raises what
         :meth:`rollbridge.Transaction.commit` raises, too.
 
         Raises:
@@ -341,21 +350,21 @@ class SharedClient:
             try:
                 return ending.commit(parts, timeout)
             except OutcomeUnknownError:
-                self._note(ticket, JointState.ENDING)
+                self._note(ticket, CooperativeState.ENDING)
                 raise
             except TransactionClosedError:
-                self._note(ticket, JointState.ABORTED)
+                self._note(ticket, CooperativeState.ABORTED)
                 raise
 
-    def note_committed(self, ticket: JointTicket, *, last: bool = False) -> None:
+    def note_committed(self, ticket: CooperativeTicket, *, last: bool = False) -> None:
         """Record that a cooperative transaction is committed.
 
         With ``last`` the client name is not used again, so its session is removed as well.
         """
-        self._end(ticket, JointState.COMMITTED, last=last)
+        self._end(ticket, CooperativeState.COMMITTED, last=last)
 
     def abort(
-        self, ticket: JointTicket, reason: str = "client", timeout: Timeout = None, *, last: bool = False
+        self, ticket: CooperativeTicket, reason: str = "client", timeout: Timeout = None, *, last: bool = False
     ) -> bool:
         """Abort a cooperative transaction; return False, asking for nothing, if it is committed or may be.
 
@@ -366,13 +375,13 @@ class SharedClient:
         with answers_within(timeout_s):
             return self._abort(ticket, reason, timeout_s, last=last)
 
-    def _abort(self, ticket: JointTicket, reason: str, timeout_s: float, *, last: bool) -> bool:
+    def _abort(self, ticket: CooperativeTicket, reason: str, timeout_s: float, *, last: bool) -> bool:
         self._sessions.epoch(ticket.group, timeout_s)
         session, _ = self._session(ticket.group)
         if session.work is not None and session.work.transaction == ticket.transaction:
-            if session.work.state is JointState.ENDING:
+            if session.work.state is CooperativeState.ENDING:
                 return False
-            if session.work.state is JointState.ABORTED:
+            if session.work.state is CooperativeState.ABORTED:
                 return True
         try:
             state = self._resumer.outcome(ticket.transaction, None, self._client_name, ticket.group, timeout_s).state
@@ -383,19 +392,21 @@ class SharedClient:
         except TransactionNotFoundError:
             state = State.ABORTED  # no part of it has arrived
         committed = state is State.COMMITTED
-        self._end(ticket, JointState.COMMITTED if committed else JointState.ABORTED, last=last)
+        self._end(ticket, CooperativeState.COMMITTED if committed else CooperativeState.ABORTED, last=last)
         return not committed
 
-    def _joint(self, plan: BeginPlan, work: JointWork, *, committed: bool = False) -> JointTransaction:
-        return JointTransaction(plan.group, work, lambda: self._part(plan, work.transaction), committed=committed)
+    def _cooperative(
+        self, plan: BeginPlan, work: CooperativeWork, *, committed: bool = False
+    ) -> CooperativeTransaction:
+        return CooperativeTransaction(plan.group, work, lambda: self._part(plan, work.transaction), committed=committed)
 
     def _part(self, plan: BeginPlan, transaction: TransactionId) -> Part:
         """Open a part with a number of its own."""
         completion = self._runtime.outcomes.completion(transaction, plan.begin.client_epoch)
-        number = self._metadata.claim_part(plan.group, transaction, joint_of=self._client_name)
-        return JointPart(self._runtime, plan, completion, number)
+        number = self._metadata.claim_part(plan.group, transaction, cooperative_of=self._client_name)
+        return CooperativePart(self._runtime, plan, completion, number)
 
-    def _end(self, ticket: JointTicket, state: JointState, *, last: bool) -> None:
+    def _end(self, ticket: CooperativeTicket, state: CooperativeState, *, last: bool) -> None:
         """Record the outcome of a transaction, or forget the session."""
         if not last:
             self._note(ticket, state)
@@ -403,16 +414,16 @@ class SharedClient:
         try:
             self._metadata.session.delete(paths.session(ticket.group, self._client_name))
         except RollbridgeError as fault:
-            logger.warning("the session of client %s could not be forgotten: %s", self._client_name, fault)
+            logger.warning("session.forget_failed client=%s: %s", self._client_name, fault)
 
-    def _ending(self, ticket: JointTicket, content: JointContent | None = None) -> JointEnding:
+    def _ending(self, ticket: CooperativeTicket, content: CooperativeContent | None = None) -> CooperativeEnding:
         """Return the handle that ends a ticket's transaction, if that is on record; record its content if given."""
         self._sessions.epoch(ticket.group, self._connect_timeout_s)
         self._metadata.session.sync()  # another process may just have put it on record
         while True:
             session, version = self._session(ticket.group)
             work = session.work
-            if work is None or work.transaction != ticket.transaction or work.state is not JointState.OPEN:
+            if work is None or work.transaction != ticket.transaction or work.state is not CooperativeState.OPEN:
                 known = (
                     "not the one on record" if work is None or work.transaction != ticket.transaction else work.state
                 )
@@ -425,7 +436,7 @@ class SharedClient:
                 break
             self._record(ticket.group, session, version, replace(work, content=content))
         self._runtime.outcomes.follow(ticket.group, self._connect_timeout_s)
-        return JointEnding(self._runtime, self._plan_of(ticket.group, work), ticket.transaction)
+        return CooperativeEnding(self._runtime, self._plan_of(ticket.group, work), ticket.transaction)
 
     def _session(self, group: GroupName) -> tuple[ClientSession, int]:
         """Return the record of the session and its version.
@@ -437,7 +448,7 @@ class SharedClient:
         if node is None:
             raise ClientFencedError(
                 f"the session of client {self._client_name} is not on record in group {group} any more; nothing was "
-                "written: begin anew with another client name"
+                "written: begin again with another client name"
             )
         session = ClientSession.from_json(node.value)
         if session.epoch > self._sessions.epoch(group, self._connect_timeout_s):
@@ -445,17 +456,17 @@ class SharedClient:
         self._sessions.check()
         return session, node.version
 
-    def _record(self, group: GroupName, session: ClientSession, version: int, work: JointWork) -> bool:
+    def _record(self, group: GroupName, session: ClientSession, version: int, work: CooperativeWork) -> bool:
         """Put a transaction on record; return False if the record was changed meanwhile and has to be read again."""
-        fresh = session.with_work(work, int(time.time() * 1000))
+        fresh = session.with_work(work, wall_ms())
         try:
             self._metadata.session.set(paths.session(group, self._client_name), fresh.to_json(), version)
         except (NodeVersionMismatchError, NodeMissingError, UnknownWriteError):
             return False
         return True
 
-    def _note(self, ticket: JointTicket, state: JointState) -> None:
-        """Record the outcome of a transaction as far as possible; whoever does not find it asks the leader."""
+    def _note(self, ticket: CooperativeTicket, state: CooperativeState) -> None:
+        """Record the outcome of a transaction as far as possible; a reader that does not find it asks the leader."""
         try:
             while True:
                 session, version = self._session(ticket.group)
@@ -466,7 +477,7 @@ class SharedClient:
                     return
         except RollbridgeError as fault:
             # Access is denied, say, or the record cannot be read: none of that undoes the outcome.
-            logger.warning("that transaction %s is %s could not be put on record: %s", ticket.transaction, state, fault)
+            logger.warning("cooperative.record_failed txn=%s state=%s: %s", ticket.transaction, state, fault)
 
     def _committed_before(self, group: GroupName, series: str, number: int, deadline: Deadline) -> TransactionId | None:
         """Return the committed transaction of a number written by an older version, if the leader remembers it."""
@@ -482,9 +493,9 @@ class SharedClient:
         """Release waiters whose requests a newer session has fenced; called on the housekeeping thread."""
         self._resumer.look_at_sessions()
 
-    def _new_work(self, plan: BeginPlan, series: str, number: int, *, once: bool) -> JointWork:
+    def _new_work(self, plan: BeginPlan, series: str, number: int, *, once: bool) -> CooperativeWork:
         begin = plan.begin
-        return JointWork(
+        return CooperativeWork(
             series=series,
             number=number,
             transaction=TransactionId(plan.id_prefix | self._counters.next(plan.group)),
@@ -495,7 +506,7 @@ class SharedClient:
             once=once,
         )
 
-    def _plan_of(self, group: GroupName, work: JointWork) -> BeginPlan:
+    def _plan_of(self, group: GroupName, work: CooperativeWork) -> BeginPlan:
         """Return the plan as it was at the begin of the transaction, even if the streams have been scaled since."""
         return BeginPlan(
             group=group,
@@ -504,11 +515,11 @@ class SharedClient:
             generation=self._catalog.generation,
         )
 
-    def _settle(self, group: GroupName, epoch: int, work: JointWork, deadline: Deadline) -> JointState:
-        """Return the outcome of what an earlier session has left behind; abort it if it is open.
+    def _settle(self, group: GroupName, epoch: int, work: CooperativeWork, deadline: Deadline) -> CooperativeState:
+        """Return the outcome of a transaction of an earlier session; abort it if it is open.
 
         Raises:
-            OutcomeExpiredError: it was left behind so long ago that nobody remembers.
+            OutcomeExpiredError: its outcome is no longer remembered.
             ClientFencedError: a newer session has begun.
             UnavailableError: no answer in time.
         """
@@ -519,29 +530,29 @@ class SharedClient:
                 outcome = self._resumer.outcome(work.transaction, None, self._client_name, group, left_s)
             except TransactionNotFoundError:
                 if fenced:
-                    return JointState.ABORTED  # never begun, and refused from now on
+                    return CooperativeState.ABORTED  # never begun, and refused from now on
                 self._sessions.fence(group, epoch, left_s)
                 fenced = True
                 continue
             except OutcomeExpiredError as fault:
                 raise OutcomeExpiredError(
                     f"whether {work.label} was committed as transaction {work.transaction} is not remembered any more "
-                    f"({fault}); nothing was written: look for its records in {', '.join(work.streams)}, and go on "
+                    f"({fault}); nothing was written: look for its records in {', '.join(work.streams)}, and continue "
                     "under a new client name, with or without them"
                 ) from fault
             if outcome.state is State.COMMITTED:
-                return JointState.COMMITTED
+                return CooperativeState.COMMITTED
             if outcome.state is State.ABORTED:
-                return JointState.ABORTED
+                return CooperativeState.ABORTED
             try:
                 self._resumer.resume(work.transaction, left_s).abort("left open by an earlier session", left_s)
             except AlreadyCommittedError:
-                return JointState.COMMITTED
+                return CooperativeState.COMMITTED
             except (ClientFencedError, TransactionNotFoundError) as fault:
                 self._sessions.check()  # unless this session is fenced, another process of it does the same
-                logger.info("transaction %s is looked at again: %s", work.transaction, fault)
+                logger.info("cooperative.settle_retried txn=%s: %s", work.transaction, fault)
             else:
-                return JointState.ABORTED
+                return CooperativeState.ABORTED
 
 
 def _forgotten(client: str, series: str, why: str) -> OutcomeExpiredError:

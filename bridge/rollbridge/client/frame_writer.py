@@ -11,7 +11,7 @@ before would be lost.
 
 :class:`Outbox` holds small frames back for a moment and sends them as one message. A small transaction is then a single
 message, with its begin, its records and its commit: a third of the work for the producer, the broker and the leader,
-and one request where there would be two or three. The layout is that of :func:`rollbridge.model.frames.pack_bundle`::
+and one request where there would be two or three. The layout is that of :func:`rollbridge.buffer.frames.pack_bundle`::
 
       key, 44 bytes                    value: the frames in order, each with a header of 29 bytes
     +-------------------------------+  +-------+-------+------+--------------+-----+--------+----------+
@@ -21,6 +21,8 @@ and one request where there would be two or three. The layout is that of :func:`
                                          kind 1, part 4, segment 4, first count 8, records 4, epoch 4, size of value 4
 
 No class here is thread-safe: :class:`~rollbridge.client.writing.Writing` holds its lock while it writes and cuts.
+
+Tour of a commit, stop 2 of 8: see docs/tour.md.
 """
 
 from __future__ import annotations
@@ -33,7 +35,27 @@ from typing import Final
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from rollbridge.arguments import as_headers
+from rollbridge.base.arguments import as_headers
+from rollbridge.base.attribution import (
+    HEADER_VALUE,
+    HEADER_VALUE_BYTES,
+    ONE_BYTE,
+    RECORD_HEADER,
+    append_step,
+    pack_rest,
+)
+from rollbridge.base.deadlines import wall_ms
+from rollbridge.base.ids import COUNT_MAX, local_sequence
+from rollbridge.buffer.frames import (
+    BUNDLE_BYTES_MAX,
+    BUNDLED_FRAME_BYTES,
+    HEADER,
+    MAGIC,
+    VERSION,
+    FrameKind,
+    PieceKey,
+    pack_bundle,
+)
 from rollbridge.client.futures import (
     Completion,
     FrameLimits,
@@ -45,34 +67,14 @@ from rollbridge.client.futures import (
     no_batch,
 )
 from rollbridge.client.results import Piece
+from rollbridge.commitlog.control import CONTROL_RECORD_BYTES_MAX, FRAMES_HARMLESS, is_too_scattered, scattered_reason
 from rollbridge.errors import InvalidRequestError, TransactionTooLargeError
 from rollbridge.kafka.batches import Compression, finished
-from rollbridge.model.attribution import (
-    HEADER_VALUE,
-    HEADER_VALUE_BYTES,
-    ONE_BYTE,
-    RECORD_HEADER,
-    append_step,
-    pack_rest,
-)
-from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, FRAMES_HARMLESS, is_too_scattered, scattered_reason
-from rollbridge.model.frames import (
-    BUNDLE_BYTES_MAX,
-    BUNDLED_FRAME_BYTES,
-    HEADER,
-    MAGIC,
-    VERSION,
-    FrameKind,
-    PieceKey,
-    pack_bundle,
-)
-from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.ids import COUNT_MAX, local_sequence
-from rollbridge.model.keyspace import HASH_SEED
-from rollbridge.model.partitioners import KnownKeys
-from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT
-from rollbridge.model.routing import Route
+from rollbridge.stream.conditions import StreamCondition
+from rollbridge.stream.config import RECORD_BYTES_MAX_DEFAULT
+from rollbridge.stream.group_offsets import GroupOffsets
+from rollbridge.stream.keyspace import HASH_SEED, KnownKeys
+from rollbridge.stream.routing import Route
 
 # Size of the manifest
 
@@ -91,12 +93,7 @@ _RECORDS_BYTES: Final = long_bytes(COUNT_MAX)
 
 
 class ManifestRoom:
-    """Byte counter of one manifest. Not thread-safe: its owner holds a lock.
-
-    Attributes:
-        bytes: Upper bound of the manifest's size with what was taken so far.
-        limit: Maximum size.
-    """
+    """Byte counter of one manifest: an upper bound of its size so far, and the limit. Its owner holds a lock."""
 
     __slots__ = ("bytes", "limit")
 
@@ -222,9 +219,9 @@ class PartWriter:
         "completion",
         "count",
         "frames",
-        "lanes",
         "opened_s",
         "part",
+        "part_streams",
         "room",
     )
 
@@ -244,10 +241,7 @@ class PartWriter:
         """Start with nothing written.
 
         Args:
-            completion: Outcome that the futures share.
-            part: Number of the part.
             routes: Streams of the transaction, in the order of its BEGIN frame.
-            limits: Bounds.
             emit: Takes finished frames.
             sticky: Place of the segment that gets records without a key first.
             client_epoch: Session epoch that frames carry.
@@ -260,7 +254,9 @@ class PartWriter:
         self.frames = 0
         self.bytes = 0
         self.opened_s: float | None = None
-        self.lanes = {route.stream: PartStream(route, place, limits, sticky) for place, route in enumerate(routes)}
+        self.part_streams = {
+            route.stream: PartStream(route, place, limits, sticky) for place, route in enumerate(routes)
+        }
         if room is None:
             # The writer of a transaction that has ended already has no streams: it refuses each record anyway.
             room = ManifestRoom(routes[0].record_bytes_max if routes else 0)
@@ -283,40 +279,40 @@ class PartWriter:
                 the topic that the stream has adopted does not take.
             RecordTooLargeError, TransactionTooLargeError: nothing was written; the transaction stays usable.
         """
-        lane = self.lanes.get(stream) or self.lane_of(stream)
+        part_stream = self.part_streams.get(stream) or self.part_stream_of(stream)
         if timestamp_ms is not None:
-            lane.layout.check_time(timestamp_ms)
+            part_stream.layout.check_time(timestamp_ms)
         if key is None:
-            at = lane.sticky
-        elif lane.bounds:
-            at = bisect_right(lane.bounds, lane.hash_of(key, HASH_SEED))
+            at = part_stream.sticky
+        elif part_stream.bounds:
+            at = bisect_right(part_stream.bounds, part_stream.hash_of(key, HASH_SEED))
         else:
             at = 0
-        slot = lane.slots[at]
-        if slot is None:
-            slot = self._open_slot(lane, at)
+        part_segment = part_stream.slots[at]
+        if part_segment is None:
+            part_segment = self._open_part_segment(part_stream, at)
         count = self.count
         given: HeaderList = _checked_headers(headers) if headers else []
-        if lane.each:
+        if part_stream.each:
             given.append((RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + count)))
-        in_batch = slot.in_batch
-        if slot.append(in_batch, timestamp_ms, key, value, given) is None:
-            slot = self._start_batch(lane, slot, timestamp_ms, key, value, given)
-            in_batch = slot.in_batch - 1
+        in_batch = part_segment.in_batch
+        if part_segment.append(in_batch, timestamp_ms, key, value, given) is None:
+            part_segment = self._start_batch(part_stream, part_segment, timestamp_ms, key, value, given)
+            in_batch = part_segment.in_batch - 1
         else:
-            slot.in_batch = in_batch + 1
-            step = count - slot.last
+            part_segment.in_batch = in_batch + 1
+            step = count - part_segment.last
             if step < ONE_BYTE:
-                slot.steps.append(step)
+                part_segment.steps.append(step)
             else:
-                append_step(slot.steps, step)
-            if len(slot.steps) > lane.steps_max:
-                slot.append = no_batch
+                append_step(part_segment.steps, step)
+            if len(part_segment.steps) > part_stream.steps_max:
+                part_segment.append = no_batch
         self.count = count + 1
-        slot.last = count
+        part_segment.last = count
         future = WriteFuture()
-        future.slot = slot
-        future.index = slot.before + in_batch
+        future.part_segment = part_segment
+        future.index = part_segment.before + in_batch
         future.count = count
         return future
 
@@ -326,68 +322,72 @@ class PartWriter:
         Raises:
             As :meth:`write`; the records before the one at fault were written.
         """
-        lane = self.lanes.get(stream) or self.lane_of(stream)
+        part_stream = self.part_streams.get(stream) or self.part_stream_of(stream)
         first = self.count
-        write = self._write_to_one if len(lane.slots) == 1 else self._write_to_many
-        known = lane.route.known
+        write = self._write_to_one if len(part_stream.slots) == 1 else self._write_to_many
+        known = part_stream.route.known
         if known is not None and not known.helps(len(records)):
             known = None
-        now_ms = int(time.time() * 1000)
-        chunk = lane.layout.chunk
+        now_ms = wall_ms()
+        chunk = part_stream.layout.chunk
         for at in range(0, len(records), chunk):
-            write(lane, records if len(records) <= chunk else records[at : at + chunk], now_ms, known)
-            for slot in lane.slots:
-                if slot is not None and len(slot.steps) > lane.steps_max:
-                    slot.append = no_batch
+            write(part_stream, records if len(records) <= chunk else records[at : at + chunk], now_ms, known)
+            for part_segment in part_stream.slots:
+                if part_segment is not None and len(part_segment.steps) > part_stream.steps_max:
+                    part_segment.append = no_batch
         return self.count - first
 
     def _write_to_many(
         self,
-        lane: PartStream,
+        part_stream: PartStream,
         records: Sequence[tuple[bytes | None, bytes | None]],
         now_ms: int,
         known: KnownKeys | None,
     ) -> None:
-        bounds, slots, each = lane.bounds, lane.slots, lane.each
-        hash_of, locate, seed = lane.hash_of, bisect_right, HASH_SEED
+        bounds, slots, each = part_stream.bounds, part_stream.slots, part_stream.each
+        hash_of, locate, seed = part_stream.hash_of, bisect_right, HASH_SEED
         headers: HeaderList = []
         count = self.count
         try:
             for key, value in records:
                 if key is None:
-                    at = lane.sticky
+                    at = part_stream.sticky
                 elif known is None:
                     at = locate(bounds, hash_of(key, seed))
                 else:
                     at = known[key]
-                slot = slots[at]
-                if slot is None:
-                    slot = self._open_slot(lane, at)
-                in_batch = slot.in_batch
+                part_segment = slots[at]
+                if part_segment is None:
+                    part_segment = self._open_part_segment(part_stream, at)
+                in_batch = part_segment.in_batch
                 if each:
                     headers = [(RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + count))]
-                if slot.append(in_batch, now_ms, key, value, headers) is None:
+                if part_segment.append(in_batch, now_ms, key, value, headers) is None:
                     self.count = count
-                    slot = self._start_batch(lane, slot, now_ms, key, value, headers)
+                    part_segment = self._start_batch(part_stream, part_segment, now_ms, key, value, headers)
                 else:
-                    slot.in_batch = in_batch + 1
-                    step = count - slot.last
+                    part_segment.in_batch = in_batch + 1
+                    step = count - part_segment.last
                     if step < ONE_BYTE:
-                        slot.steps.append(step)
+                        part_segment.steps.append(step)
                     else:
-                        append_step(slot.steps, step)
-                slot.last = count
+                        append_step(part_segment.steps, step)
+                part_segment.last = count
                 count += 1
         finally:
             self.count = count
 
     def _write_to_one(
-        self, lane: PartStream, records: Sequence[tuple[bytes | None, bytes | None]], now_ms: int, _: KnownKeys | None
+        self,
+        part_stream: PartStream,
+        records: Sequence[tuple[bytes | None, bytes | None]],
+        now_ms: int,
+        _: KnownKeys | None,
     ) -> None:
         """Append records to a lane with one segment: no look-ups, and the slot is updated once for all records."""
-        each = lane.each
-        slot = lane.slots[0] or self._open_slot(lane, 0)
-        append, in_batch, begun = slot.append, slot.in_batch, slot.in_batch
+        each = part_stream.each
+        part_segment = part_stream.slots[0] or self._open_part_segment(part_stream, 0)
+        append, in_batch, begun = part_segment.append, part_segment.in_batch, part_segment.in_batch
         headers: HeaderList = []
         count = self.count
         try:
@@ -395,53 +395,53 @@ class PartWriter:
                 if each:
                     headers = [(RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + count))]
                 if append(in_batch, now_ms, key, value, headers) is None:
-                    slot.add_steps(count, in_batch - begun)
-                    slot.in_batch, self.count = in_batch, count
+                    part_segment.add_steps(count, in_batch - begun)
+                    part_segment.in_batch, self.count = in_batch, count
                     begun = in_batch
-                    self._start_batch(lane, slot, now_ms, key, value, headers)
-                    append, in_batch, begun = slot.append, slot.in_batch, slot.in_batch
-                    slot.last = count
+                    self._start_batch(part_stream, part_segment, now_ms, key, value, headers)
+                    append, in_batch, begun = part_segment.append, part_segment.in_batch, part_segment.in_batch
+                    part_segment.last = count
                 else:
                     in_batch += 1
                 count += 1
         finally:
-            slot.add_steps(count, in_batch - begun)
-            if slot.builder is not None:  # otherwise the batch was cut, and another could not be started
-                slot.in_batch = in_batch
+            part_segment.add_steps(count, in_batch - begun)
+            if part_segment.builder is not None:  # otherwise the batch was cut, and another could not be started
+                part_segment.in_batch = in_batch
             self.count = count
 
     def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
         """Hand over a ready-made record batch as a frame, instead of records one by one.
 
         Args:
-            stream: The stream.
             at: Place of the segment among those of the stream's route.
             batch: The batch; its first record, or each, has rollbridge's header.
             first, last: Counts of its first and last record within the part, which rise from batch to batch.
-            records: Number of its records.
 
         Raises:
             TransactionTooLargeError: the batch was not taken.
         """
-        lane = self.lanes.get(stream) or self.lane_of(stream)
+        part_stream = self.part_streams.get(stream) or self.part_stream_of(stream)
         self._check_room(len(batch))
-        slot = lane.slots[at] or self._open_slot(lane, at)
-        key = HEADER.pack(MAGIC, VERSION, _DATA, self._key, self.part, slot.number, first, records, self._client_epoch)
-        self._emit(slot.place, key, batch)
-        if not slot.before:
-            slot.first = first
-        slot.last = last
-        slot.before += records
+        part_segment = part_stream.slots[at] or self._open_part_segment(part_stream, at)
+        key = HEADER.pack(
+            MAGIC, VERSION, _DATA, self._key, self.part, part_segment.number, first, records, self._client_epoch
+        )
+        self._emit(part_segment.place, key, batch)
+        if not part_segment.before:
+            part_segment.first = first
+        part_segment.last = last
+        part_segment.before += records
         self.frames += 1
         self.bytes += len(batch)
         self.count = max(self.count, last + 1)
 
     def cut_all(self) -> None:
         """Hand over every open batch as a frame."""
-        for lane in self.lanes.values():
-            for slot in lane.slots:
-                if slot is not None:
-                    self._cut(slot)
+        for part_stream in self.part_streams.values():
+            for part_segment in part_stream.slots:
+                if part_segment is not None:
+                    self._cut(part_segment)
         self.opened_s = None
 
     def cut_older(self, than_s: float) -> None:
@@ -453,23 +453,30 @@ class PartWriter:
         if self.opened_s is None or self.opened_s > than_s or self.frames > FRAMES_HARMLESS // 2:
             return
         oldest: float | None = None
-        for lane in self.lanes.values():
-            for slot in lane.slots:
-                if slot is None:
+        for part_stream in self.part_streams.values():
+            for part_segment in part_stream.slots:
+                if part_segment is None:
                     continue
-                if slot.ready is not None or (slot.in_batch and slot.opened_s <= than_s):
-                    self._cut(slot)
-                elif slot.in_batch:
-                    oldest = slot.opened_s if oldest is None else min(oldest, slot.opened_s)
+                if part_segment.ready is not None or (part_segment.in_batch and part_segment.opened_s <= than_s):
+                    self._cut(part_segment)
+                elif part_segment.in_batch:
+                    oldest = part_segment.opened_s if oldest is None else min(oldest, part_segment.opened_s)
         self.opened_s = oldest
 
     def pieces(self) -> list[Piece]:
         """Return the pieces written so far, cut or not."""
         return [
-            Piece(self.part, slot.place, slot.number, slot.records, slot.first, slot.last)
-            for lane in self.lanes.values()
-            for slot in lane.slots
-            if slot is not None and slot.records
+            Piece(
+                self.part,
+                part_segment.place,
+                part_segment.number,
+                part_segment.records,
+                part_segment.first,
+                part_segment.last,
+            )
+            for part_stream in self.part_streams.values()
+            for part_segment in part_stream.slots
+            if part_segment is not None and part_segment.records
         ]
 
     def release(self) -> None:
@@ -479,45 +486,55 @@ class PartWriter:
 
     def slots(self) -> Iterator[PartSegment]:
         """Iterate over the segments that were written to."""
-        return (slot for lane in self.lanes.values() for slot in lane.slots if slot is not None)
+        return (
+            part_segment
+            for part_stream in self.part_streams.values()
+            for part_segment in part_stream.slots
+            if part_segment is not None
+        )
 
     def add(self, route: Route) -> PartStream:
         """Add a stream behind all others."""
-        lane = PartStream(route, len(self.lanes), self._limits, self._sticky)
-        self.lanes[route.stream] = lane
-        return lane
+        part_stream = PartStream(route, len(self.part_streams), self._limits, self._sticky)
+        self.part_streams[route.stream] = part_stream
+        return part_stream
 
-    def _open_slot(self, lane: PartStream, at: int) -> PartSegment:
+    def _open_part_segment(self, part_stream: PartStream, at: int) -> PartSegment:
         self.room.take(
-            self._piece_bytes(lane, at),
+            self._piece_bytes(part_stream, at),
             self.completion.transaction,
-            f"there is no room for another segment of {lane.route.stream}, so this record was not written: commit what "
-            "there is, or abort",
+            f"there is no room for another segment of {part_stream.route.stream}, so this record was not written: "
+            "commit what there is, or abort",
         )
-        slot = PartSegment(
-            self.completion, self.part, lane.route.stream, lane.place, lane.route.numbers[at], is_each=lane.each
+        part_segment = PartSegment(
+            self.completion,
+            self.part,
+            part_stream.route.stream,
+            part_stream.place,
+            part_stream.route.numbers[at],
+            is_each=part_stream.each,
         )
-        lane.slots[at] = slot
-        return slot
+        part_stream.slots[at] = part_segment
+        return part_segment
 
-    def _piece_bytes(self, lane: PartStream, at: int) -> int:
-        return piece_bytes(PieceKey(self.part, lane.place, lane.route.numbers[at]))
+    def _piece_bytes(self, part_stream: PartStream, at: int) -> int:
+        return piece_bytes(PieceKey(self.part, part_stream.place, part_stream.route.numbers[at]))
 
-    def _next_slot(self, lane: PartStream, slot: PartSegment) -> PartSegment:
+    def _next_slot(self, part_stream: PartStream, part_segment: PartSegment) -> PartSegment:
         """Return the slot of the next segment in turn; the same one if the manifest has no room for another segment."""
-        following = (lane.sticky + 1) % len(lane.slots)
-        found = lane.slots[following]
+        following = (part_stream.sticky + 1) % len(part_stream.slots)
+        found = part_stream.slots[following]
         if found is None:
-            if not self.room.has(self._piece_bytes(lane, following)):
-                return slot
-            found = self._open_slot(lane, following)
-        lane.sticky = following
+            if not self.room.has(self._piece_bytes(part_stream, following)):
+                return part_segment
+            found = self._open_part_segment(part_stream, following)
+        part_stream.sticky = following
         return found
 
     def _start_batch(
         self,
-        lane: PartStream,
-        slot: PartSegment,
+        part_stream: PartStream,
+        part_segment: PartSegment,
         timestamp_ms: int | None,
         key: bytes | None,
         value: bytes | None,
@@ -527,64 +544,66 @@ class PartWriter:
 
         Raises before anything is changed, except that a cut batch may have been handed over.
         """
-        layout = lane.layout
+        layout = part_stream.layout
         # The header of a run of one, which is made longer when the batch is cut.
         own = (
-            headers if lane.each else [*headers, (RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + self.count))]
+            headers
+            if part_stream.each
+            else [*headers, (RECORD_HEADER, HEADER_VALUE.pack(self._key, self._base + self.count))]
         )
         self._check_room(layout.check(key, value, own))
-        self._cut(slot)
-        if key is None and slot.records and len(lane.slots) > 1:
-            # Records without a key stay together for a batch, then go on to the next segment.
-            slot = self._next_slot(lane, slot)
-            if slot.append(slot.in_batch, timestamp_ms, key, value, headers) is not None:
-                slot.in_batch += 1
-                append_step(slot.steps, self.count - slot.last)
-                return slot
-            self._cut(slot)
+        self._cut(part_segment)
+        if key is None and part_segment.records and len(part_stream.slots) > 1:
+            # Records without a key stay together for a batch, then the next segment is used.
+            part_segment = self._next_slot(part_stream, part_segment)
+            if part_segment.append(part_segment.in_batch, timestamp_ms, key, value, headers) is not None:
+                part_segment.in_batch += 1
+                append_step(part_segment.steps, self.count - part_segment.last)
+                return part_segment
+            self._cut(part_segment)
         builder = DefaultRecordBatchBuilder(2, Compression.NONE, 0, -1, -1, -1, layout.batch_bytes)
         builder.append(0, timestamp_ms, key, value, own)
-        if not slot.before:
-            slot.first = self.count
-        slot.builder = builder
-        slot.steps.clear()
-        slot.in_batch = 1
-        slot.first_in_batch = self.count
-        slot.opened_s = time.monotonic()
+        if not part_segment.before:
+            part_segment.first = self.count
+        part_segment.builder = builder
+        part_segment.steps.clear()
+        part_segment.in_batch = 1
+        part_segment.first_in_batch = self.count
+        part_segment.opened_s = time.monotonic()
         if self.opened_s is None:
-            self.opened_s = slot.opened_s
-        slot.append = layout.append_of(builder)
-        return slot
+            self.opened_s = part_segment.opened_s
+        part_segment.append = layout.append_of(builder)
+        return part_segment
 
-    def _cut(self, slot: PartSegment) -> None:
+    def _cut(self, part_segment: PartSegment) -> None:
         """Hand over the slot's batch as a frame; a frame that could not be handed over before goes first."""
-        if slot.ready is not None:
-            self._emit(slot.place, *slot.ready)
-            slot.ready = None
-        if slot.builder is None:
+        if part_segment.ready is not None:
+            self._emit(part_segment.place, *part_segment.ready)
+            part_segment.ready = None
+        if part_segment.builder is None:
             return
-        rest = b"" if slot.is_each else pack_rest(slot.in_batch, slot.steps)
-        value = finished(slot.builder.build(), rest, HEADER_VALUE_BYTES, self._limits.compression)
+        rest = b"" if part_segment.is_each else pack_rest(part_segment.in_batch, part_segment.steps)
+        value = finished(part_segment.builder.build(), rest, HEADER_VALUE_BYTES, self._limits.compression)
         key = HEADER.pack(
             MAGIC,
             VERSION,
             _DATA,
             self._key,
             self.part,
-            slot.number,
-            slot.first_in_batch,
-            slot.in_batch,
+            part_segment.number,
+            part_segment.first_in_batch,
+            part_segment.in_batch,
             self._client_epoch,
         )
-        slot.ready = (key, value)
-        slot.builder = None
-        slot.append = no_batch
-        slot.before += slot.in_batch
-        slot.in_batch = 0
+        part_segment.ready = (key, value)
+        part_segment.builder = None
+        part_segment.append = no_batch
+        part_segment.before += part_segment.in_batch
+        part_segment.in_batch = 0
         self.frames += 1
         self.bytes += len(value)
-        self._emit(slot.place, key, value)
-        slot.ready = None
+        self._emit(part_segment.place, key, value)
+        part_segment.ready = None
 
     def _check_room(self, size: int) -> None:
         if self.bytes + size > self._limits.transaction_bytes:
@@ -598,7 +617,12 @@ class PartWriter:
 
     def _check_frames(self) -> None:
         """Refuse a frame that could make the commit record too large; open batches count, since they become frames."""
-        slots = [slot for lane in self.lanes.values() for slot in lane.slots if slot is not None]
+        slots = [
+            part_segment
+            for part_stream in self.part_streams.values()
+            for part_segment in part_stream.slots
+            if part_segment is not None
+        ]
         frames = self.frames + len(slots) + 1
         if is_too_scattered(frames, len(slots) + 1):
             raise TransactionTooLargeError(
@@ -607,7 +631,7 @@ class PartWriter:
                 limit_bytes=CONTROL_RECORD_BYTES_MAX,
             )
 
-    def lane_of(self, name: str) -> PartStream:
+    def part_stream_of(self, name: str) -> PartStream:
         """Return the lane of a stream by its name, or by that of the topic that it has adopted.
 
         A stream that is none of the transaction's joins it, if the part may do that.
@@ -615,11 +639,11 @@ class PartWriter:
         Raises:
             InvalidRequestError: not a stream of the transaction.
         """
-        lane = self.lanes.get(name)
-        if lane is None and name:
-            lane = next((item for item in self.lanes.values() if item.route.topic == name), None)
-        if lane is not None:
-            return lane
+        part_stream = self.part_streams.get(name)
+        if part_stream is None and name:
+            part_stream = next((item for item in self.part_streams.values() if item.route.topic == name), None)
+        if part_stream is not None:
+            return part_stream
         if self._join is None:
             raise self._foreign(name)
         return self._join(name)
@@ -627,7 +651,7 @@ class PartWriter:
     def _foreign(self, stream: str) -> InvalidRequestError:
         return InvalidRequestError(
             f"{stream} is not a stream of transaction {self.completion.transaction}, which was begun for "
-            f"{', '.join(self.lanes)}, and only its owner may have others join; the record was not written"
+            f"{', '.join(self.part_streams)}, and only its owner may have others join; the record was not written"
         )
 
 
@@ -663,8 +687,7 @@ _KIND: Final = 3
 class Outbox:
     """Frames waiting for one buffer partition, in order. Not thread-safe: its owner holds a lock.
 
-    Attributes:
-        since_s: Arrival of the oldest frame (monotonic seconds); 0 if there is none.
+    ``since_s`` is the arrival of the oldest frame (monotonic seconds); 0 if there is none.
     """
 
     __slots__ = ("_bytes", "_frames", "since_s")
@@ -689,7 +712,7 @@ class Outbox:
         self._bytes += len(value) + BUNDLED_FRAME_BYTES
 
     def packed(self, *more: Frame, data: bool = True) -> Frame:
-        """Return one frame that stands for all those here, followed by ``more``; the outbox stays as it is.
+        """Return one frame that holds all those here, followed by ``more``; the outbox stays as it is.
 
         ``data`` is False to leave out DATA frames, which an abort has no use for.
         """

@@ -1,9 +1,9 @@
 """Cheap futures: thousands of writes share the one outcome of their transaction.
 
-Each transaction has one :class:`Completion`, settled by the commit log and waited for by anybody. A
-:class:`~rollbridge.client.futures.WriteFuture` is three references; its DLSN is computed from the commit record when
-somebody asks for it. So all futures of a transaction resolve, or fail, at the same instant, and never some of each. A
-:class:`PartSegment` is one segment as one part writes to it; it finds the records again after the commit.
+Each transaction has one :class:`Completion`, settled by the commit log. A
+:class:`~rollbridge.client.futures.WriteFuture` is three references; its DLSN is computed from the commit record on
+demand. All futures of a transaction resolve, or fail, at the same instant. A :class:`PartSegment` is one segment as one
+part writes to it; it finds the records again after the commit.
 
 Threads: ``settle`` runs on the thread that tails the commit logs, ``fail`` on the delivery thread or that of a caller.
 Done callbacks run there, too, so they must not block. One module lock, held for a few instructions, guards events and
@@ -21,12 +21,29 @@ import threading
 from abc import abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from rollbridge.arguments import checked
-from rollbridge.calls import LightFuture, call_back
+from rollbridge.base.arguments import checked
+from rollbridge.base.attribution import append_step
+from rollbridge.base.avro import encode_text
+from rollbridge.base.deadlines import LightFuture, call_back
+from rollbridge.base.forks import module_lock
+from rollbridge.base.ids import OWNER_PART, SegmentId, TransactionId, local_sequence
+from rollbridge.base.metrics import CommitAsked, TransactionCounts, Unfinished
+from rollbridge.base.sn import DLSN
+from rollbridge.buffer.frames import FRAME_BYTES_DEFAULT
+from rollbridge.commitlog.control import (
+    EXPIRED,
+    FENCED,
+    ControlKind,
+    ControlRecord,
+    decode_control,
+    has_reason,
+    owner_of,
+    peek_kind,
+)
 from rollbridge.errors import (
     ClientFencedError,
     CorruptDataError,
@@ -41,27 +58,13 @@ from rollbridge.errors import (
     TransactionExpiredError,
     TransactionRefusedError,
 )
-from rollbridge.forks import module_lock
 from rollbridge.kafka.record_limits import AppendRecord, RecordLimits
-from rollbridge.model.attribution import append_step
-from rollbridge.model.avro import encode_text
-from rollbridge.model.client_metrics import CommitAsked, TransactionCounts, Unfinished
-from rollbridge.model.control import (
-    EXPIRED,
-    FENCED,
-    ControlKind,
-    ControlRecord,
-    decode_control,
-    has_reason,
-    owner_of,
-    peek_kind,
-)
-from rollbridge.model.frames import FRAME_BYTES_DEFAULT
-from rollbridge.model.ids import OWNER_PART, SegmentId, TransactionId, local_sequence
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import RECORD_BYTES_MAX_DEFAULT, HeaderForm
-from rollbridge.model.routing import Route
-from rollbridge.model.sn import DLSN
+from rollbridge.stream.config import RECORD_BYTES_MAX_DEFAULT, HeaderForm
+from rollbridge.stream.names import GroupName
+from rollbridge.stream.routing import Route
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -73,14 +76,14 @@ _NAME_AT = 3
 _STEPS_BYTES_MAX: Final = 36 * 1024
 """Bytes that the steps of a batch's records take at which it is cut."""
 _RUN_BYTES: Final = 64
-"""What the header of a run takes at most besides the steps."""
+"""Maximum bytes of a run's header without the steps."""
 _STEP_BYTES_MAX: Final = 6
 """Bytes of one step: counts have 40 bits."""
 _creation: Final = module_lock()
 """Lock for the creation of events and callback lists, which most transactions never need."""
 
 
-class Author(Protocol):
+class TransactionWriter(Protocol):
     """Writer of a transaction in this process."""
 
     def cut_older(self, than_s: float) -> None:
@@ -157,7 +160,7 @@ class Completion:
         self.stranded = ""
         self.is_missing = False
         self.failure: Exception | None = None
-        self.writers: tuple[Author, ...] = ()
+        self.writers: tuple[TransactionWriter, ...] = ()
         self.offset = -1
         self.asked: CommitAsked | None = None
         self.counts: TransactionCounts | None = None
@@ -187,7 +190,7 @@ class Completion:
             return False
 
     def settle(self, value: bytes, offset: int) -> None:
-        """Settle with the control record from the commit log; the record is decoded when somebody asks for it."""
+        """Settle with the control record from the commit log; the record is decoded on demand."""
         self._value = value
         self.offset = offset
         self._finish()
@@ -200,7 +203,7 @@ class Completion:
             self.count_unfinished(Unfinished.UNKNOWN)
 
     def leave(self, why: str) -> None:
-        """Give up in a forked process, where there is nobody to wake, and no lock that can be trusted."""
+        """Give up in a forked process: it has no waiters to wake, and its locks cannot be trusted."""
         for writer in self.writers:
             writer.leave()
         self._unknown = why
@@ -309,8 +312,8 @@ class Completion:
     def fenced_error(self) -> ClientFencedError:
         """Return the error for an owner that has been replaced."""
         return ClientFencedError(
-            f"transaction {self.transaction} belongs to a newer session of its client, or to whoever resumed it; "
-            "this request changed nothing: ask for the outcome by the id"
+            f"transaction {self.transaction} belongs to a newer session of its client, or to the process that resumed "
+            "it; this request changed nothing: ask for the outcome by the id"
         )
 
     @property
@@ -363,8 +366,8 @@ class OutcomeFuture(LightFuture[T]):
             timeout: Seconds; None waits without end.
 
         Raises:
-            InvalidRequestError: no timeout is given, and nobody has asked for the commit or abort yet; the transaction
-                is as it was.
+            InvalidRequestError: no timeout is given, and neither commit nor abort was asked for; the transaction is
+                as it was.
             TimeoutError: not known in time; ask again.
             TransactionAbortedError, TransactionExpiredError, IncompleteError: nothing of the transaction is visible.
             OutcomeUnknownError: this process will not learn it.
@@ -379,7 +382,6 @@ class OutcomeFuture(LightFuture[T]):
         return self._value()
 
     def _wait(self, timeout: float | None) -> bool:
-        """Wait for the outcome; return False if it is not known in time."""
         return self._completion.wait(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
@@ -392,7 +394,7 @@ class OutcomeFuture(LightFuture[T]):
         return super().exception(timeout)
 
     def _check_end(self, timeout: float | None) -> None:
-        """Raise InvalidRequestError for a wait without time-out on a transaction whose end nobody has asked for."""
+        """Raise InvalidRequestError for a wait without time-out on a transaction whose end was not asked for."""
         completion = self._completion
         if timeout is None and completion.ends_here and not completion.closed:
             raise InvalidRequestError(
@@ -443,7 +445,7 @@ class FrameLimits:
         self._layouts: dict[int, FrameLayout] = {}
 
     def layout(self, route: Route) -> FrameLayout:
-        """Return how the records of a route are put into frames; worked out once for each route."""
+        """Return how the records of a route are put into frames; computed once for each route."""
         found = self._layouts.get(id(route))
         if found is None or found.route is not route:
             if len(self._layouts) >= _LAYOUTS_MAX:
@@ -453,7 +455,7 @@ class FrameLimits:
 
 
 def no_batch(offset: int, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers) -> None:
-    """Take nothing: stands in for a batch's ``append`` while no batch is open."""
+    """Take nothing: replaces a batch's ``append`` while no batch is open."""
 
 
 class PartSegment:
@@ -501,12 +503,12 @@ class PartSegment:
         self.last = 0
         self.segment: SegmentId | None = None
         self.kept = _ALL
-        """How many of the records count: all, until the transaction is rolled back to a savepoint."""
+        """Number of records that count: all, until the transaction is rolled back to a savepoint."""
         self.is_each = is_each
         """True if each record carries rollbridge's header, not only the first of a batch."""
         self.steps = bytearray()
-        """By how much the count of each record of the open batch exceeds that of the one before, but of the first."""
-        # Found when somebody asks for a place: lists that are not made need not be collected.
+        """Increase of each record's count over that of the one before, for the open batch, but for its first."""
+        # Found on demand: lists that are not made need not be collected.
         self._runs: Sequence[int] = ()
         self._ends: Sequence[int] = ()
 
@@ -546,7 +548,7 @@ class PartSegment:
         return DLSN.of(self.segment, self._runs[run] + index - before, local_sequence(self.part, count))
 
     def _find_runs(self) -> None:
-        """Find in the commit record where this part's records stand in the segment."""
+        """Find this part's records of the segment in the commit record."""
         record = self.completion.record
         assert record is not None  # the transaction is committed
         found: list[int] = []
@@ -564,10 +566,7 @@ class PartSegment:
 
 
 def room_for_steps(batch_bytes: int) -> tuple[int, int, int]:
-    """Share the bytes of a batch between records and what the first header says of the others.
-
-    Args:
-        batch_bytes: Largest batch that brokers take.
+    """Share the bytes of the largest batch between records and what the first header says of others.
 
     Returns:
         Bytes of steps from which on a batch is cut; the number of records between two looks at that, in which they may
@@ -585,7 +584,6 @@ class FrameLayout(RecordLimits):
     """Limits of the records of one stream and sizes of their frames, as its route and the limits of a client give them.
 
     Attributes:
-        route: The route.
         each: True if each record carries rollbridge's header, not only the first of a frame.
         steps_max: Bytes of steps from which on a frame is cut.
         chunk: Number of records between two looks at that.
@@ -647,7 +645,7 @@ class PartStream:
         self.sticky = sticky % count
 
     def grow(self, route: Route) -> None:
-        """Go on with a route that has grown from the present one: its first segments are the same."""
+        """Replace the route by one that has grown from it: its first segments are the same."""
         self.route, self.bounds, self.hash_of = route, route.bounds, route.hash_of
         self.slots += [None] * (len(route.numbers) - len(self.slots))
 
@@ -657,9 +655,9 @@ class WriteFuture(OutcomeFuture[DLSN]):
     """Future DLSN of one record; resolves after the commit, fails after the abort."""
 
     # The frame writer sets the fields, without an __init__: this object is made a million times a second.
-    __slots__ = ("count", "index", "slot")
+    __slots__ = ("count", "index", "part_segment")
 
-    slot: PartSegment
+    part_segment: PartSegment
     """Slot of the segment that holds the record."""
     index: int
     """Number of the record among those of its part in the segment, from 0."""
@@ -669,14 +667,14 @@ class WriteFuture(OutcomeFuture[DLSN]):
     @property
     def local_sequence(self) -> int:
         """Local sequence number of the record in its transaction, known at once."""
-        return self.slot.local_sequence(self.count)
+        return self.part_segment.local_sequence(self.count)
 
     @property
     def _completion(self) -> Completion:
-        return self.slot.completion
+        return self.part_segment.completion
 
     def result(self, timeout: float | None = None) -> DLSN:
-        """Wait for the outcome of the transaction; return where the record stands.
+        """Wait for the outcome of the transaction; return the record's DLSN.
 
         Args:
             timeout: Seconds; None waits without end.
@@ -686,19 +684,63 @@ class WriteFuture(OutcomeFuture[DLSN]):
 
         Raises also what the future of a commit does.
         """
-        if self.index >= self.slot.kept:
+        if self.index >= self.part_segment.kept:
             return self._value()  # which raises
         return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Wait, then return what :meth:`result` would raise; None if it would not."""
-        if self.index >= self.slot.kept:
+        if self.index >= self.part_segment.kept:
             timeout = 0.0
         return super().exception(timeout)
 
     def done(self) -> bool:
         """Return True if :meth:`result` would not wait."""
-        return self.index >= self.slot.kept or super().done()
+        return self.index >= self.part_segment.kept or super().done()
 
     def _value(self) -> DLSN:
-        return self.slot.locate(self.index, self.count)
+        return self.part_segment.locate(self.index, self.count)
+
+
+TRANSACTION: Final = "rollbridge transaction"
+
+
+class TransactionSpan:
+    """Span of one transaction, which ends with its outcome."""
+
+    __slots__ = ("_span",)
+
+    def __init__(
+        self, tracer: Tracer, identifier: str, client: str, streams: tuple[str, ...], label: str | None
+    ) -> None:
+        """Begin the span now, as a child of the current one."""
+        self._span = tracer.start_span(
+            TRANSACTION,
+            attributes={
+                "messaging.system": "rollbridge",
+                "messaging.client.id": client,
+                "rollbridge.transaction": identifier,
+                "rollbridge.streams": list(streams),
+                **({} if label is None else {"rollbridge.label": label}),
+            },
+        )
+
+    def ask(self, wish: str, records: int, size: int) -> None:
+        """Record that its end was asked for, with the records and bytes that were written."""
+        self._span.set_attributes({"messaging.batch.message_count": records, "rollbridge.bytes": size})
+        self._span.add_event(wish)
+
+    def end_with(self, completion: Completion) -> None:
+        """End the span once the outcome is known."""
+        completion.when_settled(lambda: self._end(completion.error()))
+
+    def fail(self, error: Exception) -> None:
+        """End the span of a transaction that could not begin."""
+        self._end(error)
+
+    def _end(self, error: Exception | None) -> None:
+        self._span.set_attribute("rollbridge.outcome", "committed" if error is None else "not committed")
+        if error is not None:
+            self._span.set_attribute("error.type", type(error).__name__)
+            self._span.record_exception(error)
+        self._span.end()

@@ -1,12 +1,14 @@
 """Outcomes: one thread tails the commit logs of the groups in use and settles the transactions that wait for them.
 
-Records of foreign transactions are recognised by their key and never decoded; while nobody waits, none is looked at.
-A log is read from where it ended before the first transaction of its group began here. If it is truncated before it was
-read, because this process stood still for longer than the log is kept, the leader is asked for what may be missing.
+Records of foreign transactions are recognised by their key and never decoded; without waiters, no record is read in
+detail. A log is read from its end before the first transaction of its group began here. If it is truncated before it
+was read, because this process stalled for longer than the log is kept, the leader is asked for missing outcomes.
 
 :class:`OutcomeClient` asks leaders about transactions. An id does not tell the group of its transaction, so without a
-group all leaders are asked at once. One that knows the transaction settles the matter; that nobody knows it is certain
-only when all have answered. A group without a leader keeps nobody from what others know: it is named beside that.
+group all leaders are asked at once. One that knows the transaction settles the matter; "not found" is certain only when
+all have answered. A group without a leader delays no other group's answer: it is named in addition.
+
+Tour of a commit, stop 8 of 8: see docs/tour.md.
 """
 
 from __future__ import annotations
@@ -14,17 +16,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from rollbridge.calls import Deadline, patience_s
-from rollbridge.client.admin import refusal as admin_refusal
+from rollbridge.base.deadlines import Deadline, patience_s, wall_ms
+from rollbridge.base.forks import hold, refusal
+from rollbridge.base.ids import TransactionId
+from rollbridge.base.logs import limited, log_defect
+from rollbridge.base.metrics import CommitAsked, TransactionCounts
+from rollbridge.buffer.savepoints import HeldSavepoint
+from rollbridge.buffer.table import Arrived, KnownTransaction, State, TransactionEvent
 from rollbridge.client.futures import Completion
-from rollbridge.client.results import Outcome, TransactionStory
-from rollbridge.defects import log_defect
+from rollbridge.client.results import Savepoint
+from rollbridge.commitlog.control import ControlKind, peek_kind
 from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -37,21 +44,15 @@ from rollbridge.errors import (
     UnavailableError,
     UnknownWriteError,
 )
-from rollbridge.forks import hold, refusal
-from rollbridge.kafka.fetch_plan import Fetched, Trouble
+from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.ratelimit import limited
-from rollbridge.model.client_metrics import CommitAsked, TransactionCounts
-from rollbridge.model.control import ControlKind, peek_kind
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind, Story
-from rollbridge.model.savepoints import HeldSavepoint
-from rollbridge.model.transaction import Arrived, KnownTransaction, State
-from rollbridge.zookeeper.errors import ZooKeeperDeniedError
-from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.metadata.errors import ZooKeeperDeniedError
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind, Story
+from rollbridge.metadata.requests import refusal as admin_refusal
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName
 
 logger = limited(logging.getLogger(__name__))
 
@@ -159,8 +160,8 @@ class OutcomeTail:
                             self._settle(found)
                         else:
                             self._judge(found)
-                except Exception:  # everybody who waits for an outcome depends on this thread
-                    log_defect(logger, "reading the commit logs failed and is tried again")
+                except Exception:  # all waiters for an outcome depend on this thread
+                    log_defect(logger, "outcomes.tail_failed: retrying")
                     time.sleep(_RETRY_S)
 
     def _settle(self, fetched: Fetched) -> None:
@@ -175,7 +176,7 @@ class OutcomeTail:
                 if completion is None or value is None or peek_kind(value) is ControlKind.BEGIN:
                     continue
                 if completion.is_of_another(value):
-                    logger.warning("transaction %s of another client has ended: not ours", completion.transaction)
+                    logger.warning("outcome.foreign txn=%s: it belongs to another client", completion.transaction)
                     continue
                 waiting.pop(completion.key, None)  # a newer session may have replaced it meanwhile
                 completion.settle(value, offset)
@@ -187,24 +188,22 @@ class OutcomeTail:
                 else:
                     completion.count_unfinished()
         except CorruptDataError as fault:
-            logger.warning(
-                "outcomes in %s before offset %d are passed over: %s", fetched.partition[0], fetched.end, fault
-            )
+            logger.warning("outcomes.skipped topic=%s before=%d: %s", fetched.partition[0], fetched.end, fault)
         if counts is not None:
             counts.note_commits(committed, time.monotonic())
 
-    def _judge(self, trouble: Trouble) -> None:
+    def _judge(self, trouble: FetchError) -> None:
         """Resume where the log still has records; log any other fault, which is retried until it is gone."""
         (topic, _), offset, fault, resume = trouble
         if resume is None:
-            logger.warning("no outcomes come from %s: %s", topic, fault)
+            logger.warning("outcomes.unavailable topic=%s: %s", topic, fault)
             return
         logger.warning(
-            "outcomes may have been missed, the leader is asked for them: %s; %s is read from offset %d, not %d",
-            fault,
+            "outcomes.missed topic=%s offset=%d resume=%d: asking the leader for them: %s",
             topic,
-            resume,
             offset,
+            resume,
+            fault,
         )
         for group in [item for item in self._followed if item.commit_log_topic == topic]:
             self.missed[group] = {item.key: item for item in list(self.waiting.values()) if item.group == group}
@@ -228,7 +227,7 @@ Ask = Callable[[GroupName], list[Known]]
 
 
 IsLast = Callable[[Known], bool]
-"""Whether nothing that another group knows could be asked about instead."""
+"""Return True if nothing that another group knows could change the answer."""
 
 
 def _is_any(known: Known) -> bool:
@@ -328,7 +327,7 @@ class OutcomeClient:
         """Return what the leader of a transaction knows of it at this moment, with its last events.
 
         Raises:
-            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: nobody knows anything of it.
+            TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: nothing is known of it.
             CoordinatorUnavailableError, ZooKeeperUnavailableError: a leader who might know did not answer in time.
             CorruptDataError: a leader of an older version, which does not report events.
         """
@@ -336,7 +335,7 @@ class OutcomeClient:
             kind=RequestKind.DESCRIBE,
             transaction=str(identifier),
             client_name=self._client_name,
-            created_ms=int(time.time() * 1000),
+            created_ms=wall_ms(),
         )
         stories: dict[GroupName, Story] = {}
 
@@ -357,8 +356,8 @@ class OutcomeClient:
     ) -> tuple[Known, dict[GroupName, RollbridgeError]]:
         """Return what is known of a client's latest transaction with a label, and the errors of groups without answer.
 
-        Several groups may each know one. Of these it is the one that is open, or the one that was ended last. Raises
-        as :meth:`transaction` does, where nobody knows one.
+        If several groups know one, it is the open one, or the one that ended last. Raises as :meth:`transaction` does,
+        if none knows one.
         """
         request = self._request(owner=client, label=label)
         what = f"a transaction of client {client} with label {label!r}"
@@ -368,7 +367,7 @@ class OutcomeClient:
                 groups = self._metadata.groups_of(client, groups) or groups  # one that never registers has no sessions
         latest, silent = self._latest(self._asking(request, timeout_s), what, groups, _is_open)
         if silent:
-            logger.warning("whether there is a later one than %s is not known: %s", latest[1].id, named(silent))
+            logger.warning("outcome.uncertain txn=%s: a later one may exist: %s", latest[1].id, named(silent))
         return latest, silent
 
     def unfinished(
@@ -409,7 +408,7 @@ class OutcomeClient:
     ) -> tuple[list[Known], dict[GroupName, RollbridgeError]]:
         """Return what the leaders of the groups know, and the errors of the others.
 
-        Nobody else is waited for once something is found that ``is_last``.
+        Waiting ends once something is found that ``is_last``.
         """
         found: list[Known] = []
         faults: dict[GroupName, RollbridgeError] = {}
@@ -453,7 +452,7 @@ class OutcomeClient:
             owner=owner,
             label=label,
             client_name=self._client_name,
-            created_ms=int(time.time() * 1000),
+            created_ms=wall_ms(),
         )
 
 
@@ -514,3 +513,94 @@ def _public(group: GroupName, item: KnownTransaction) -> dict[str, Any]:
         "since_ms": item.decided_ms,
         "reason": item.reason,
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Known outcome of a transaction: that it is open, or how and where it ended.
+
+    Attributes:
+        transaction: Its id.
+        group: Its transaction group.
+        state: ``"open"``, ``"committed"`` or ``"aborted"``; the last two are final.
+        client_name: Client that began it.
+        label: Label given at its begin.
+        position: Offset of its record on the commit log of the group; None while it is open. That of a commit is its
+            place in the commit order.
+        records: Number of records that became visible; of an open one, of those that have arrived so far.
+        since_ms: Time of its end, or of its begin if it is open, ms since 1970.
+        reason: Cause of an abort; of a commit, the part as which its owner had resumed it; empty otherwise.
+        unanswered: Of the latest transaction with a label: groups whose leaders did not answer, where there may be a
+            later one; with the error of each.
+    """
+
+    transaction: TransactionId
+    group: GroupName
+    state: State
+    client_name: str
+    label: str | None
+    position: int | None
+    records: int
+    since_ms: int
+    reason: str
+    unanswered: Mapping[GroupName, RollbridgeError] = field(default_factory=dict, compare=False)
+
+    @property
+    def committed(self) -> bool:
+        """True if it is committed."""
+        return self.state is State.COMMITTED
+
+    @property
+    def aborted(self) -> bool:
+        """True if it is aborted."""
+        return self.state is State.ABORTED
+
+
+class OpenTransactions(list[Outcome]):
+    """Open transactions of a client, oldest first.
+
+    ``unanswered`` names groups whose leaders did not answer, where more may be open; with the error of each.
+    """
+
+    def __init__(self, found: Iterable[Outcome], unanswered: Mapping[GroupName, RollbridgeError]) -> None:
+        super().__init__(found)
+        self.unanswered: Final = unanswered
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransactionStory(Outcome):
+    """Transaction as the leader of its group knows it at this moment, with its last events.
+
+    ``state`` may also be ``"unknown"`` (only stray frames of it were seen), ``"committing"`` or ``"aborting"``;
+    ``reason`` tells what an open or committing transaction waits for.
+
+    Attributes:
+        events: Its last events, oldest first: those that the leader has seen, in memory, since it took over.
+        events_since_ms: Time of the leader's takeover, ms since 1970; earlier events are in its log or that of the
+            leader before.
+        controller_epoch: Controller epoch of that leader.
+    """
+
+    events: tuple[TransactionEvent, ...]
+    events_since_ms: int
+    controller_epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivedTransaction(Outcome):
+    """Records that have arrived in the buffers of a transaction: what another client's commit makes visible.
+
+    Attributes:
+        bytes: Bytes of its frames in the buffers.
+        streams: Records by stream, also of those that nothing was written to; empty if it has ended.
+        lease_ends_ms: When its lease ends, ms since 1970; 0 if it has ended.
+        obstacle: Why only its owner can commit it; empty if any client may.
+        savepoint: Its last savepoint, if it has any: with the offsets of consumer groups and the conditions that are
+            committed with it.
+    """
+
+    bytes: int
+    streams: Mapping[str, int]
+    lease_ends_ms: int
+    obstacle: str = ""
+    savepoint: Savepoint | None = None

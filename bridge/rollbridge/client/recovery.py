@@ -14,30 +14,41 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from rollbridge.arguments import checked
-from rollbridge.calls import Deadline, Duration, Timeout, answers_within, as_seconds
-from rollbridge.client.abandoned import arrived_of, check_commit, check_records
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import Deadline, Duration, Timeout, answers_within, as_seconds, wall_ms
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import ANYBODY, BeginFrame, FrameHeader, FrameKind, buffer_partition, encode_extend
+from rollbridge.buffer.savepoints import HeldSavepoint
+from rollbridge.buffer.table import Arrived, KnownTransaction, State
 from rollbridge.client.frame_writer import ManifestRoom, condition_bytes, offsets_bytes, piece_bytes
 from rollbridge.client.futures import Completion
-from rollbridge.client.outcomes import OutcomeClient, OutcomeTail, by_age, named, outcome_of
-from rollbridge.client.results import (
+from rollbridge.client.identity import GroupCounters
+from rollbridge.client.outcomes import (
     ArrivedTransaction,
-    CommitResult,
+    Known,
     OpenTransactions,
     Outcome,
-    Piece,
-    Savepoint,
+    OutcomeClient,
+    OutcomeTail,
     TransactionStory,
+    by_age,
+    named,
+    outcome_of,
 )
-from rollbridge.client.runtime import BeginPlan, ClientOptions, Runtime, extension_ms
+from rollbridge.client.results import CommitResult, Piece, Savepoint
 from rollbridge.client.savepoints import SavepointLog, savepoint_of
 from rollbridge.client.sender import Undelivered
-from rollbridge.client.sessions import ClientSessions
+from rollbridge.client.sessions import ClientSessions, CommitNumbers, CommitsInFlight
 from rollbridge.client.transaction import Transaction
+from rollbridge.client.writing import BeginPlan, Planner, TransactionContext, extension_ms
+from rollbridge.commitlog.control import FENCED, ControlKind, ControlRecord
+from rollbridge.config import ClientOptions
 from rollbridge.errors import (
+    ConflictError,
     InvalidRequestError,
     NotFoundError,
     OutcomeExpiredError,
@@ -48,17 +59,116 @@ from rollbridge.errors import (
     UnavailableError,
     UnknownWriteError,
 )
-from rollbridge.model import paths
-from rollbridge.model.control import FENCED, ControlKind, ControlRecord
-from rollbridge.model.frames import ANYBODY, BeginFrame, FrameHeader, FrameKind, buffer_partition, encode_extend
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import SAVEPOINTS, ClientSession
-from rollbridge.model.requests import AdminRequest, RequestKind
-from rollbridge.model.savepoints import HeldSavepoint
-from rollbridge.model.transaction import KnownTransaction, State
-from rollbridge.zookeeper.catalog import Catalog
-from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.metadata import paths
+from rollbridge.metadata.catalog import Catalog
+from rollbridge.metadata.client_sessions import ClientSession
+from rollbridge.metadata.records import SAVEPOINTS
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName
+
+# Transactions whose owner is gone: what has arrived of them, and a commit by another client.
+#
+# A commit names what it makes visible, and only the owner knows what that was to be. Another client can name the
+# contents of the buffers: of each segment everything up to where the owner's last message arrived, or what its last
+# savepoint names. What the owner had not sent yet is lost with it. Conditions and offsets of consumer groups, which it
+# would have sent with its commit, are those of its last savepoint; without one they are lost, too.
+#
+# What the buffers do not tell is refused: records that other processes wrote as parts may come from attempts that their
+# owner would not have named. A joint transaction is one of a series, whose next writer has to find exactly what was to
+# be written.
+#
+# Nothing is new in the buffers: the new owner takes the transaction over as :meth:`rollbridge.Bridge.resume` does,
+# which keeps out the former owner, and then asks for its commit.
+
+
+def arrived_of(
+    known: Known, arrived: Arrived | None, session: ClientSession | None, savepoint: Savepoint | None = None
+) -> ArrivedTransaction:
+    """Return what has arrived of a transaction; ``session`` is what is on record of its client's newest session."""
+    group, item = known
+    is_open = item.state is State.OPEN
+    return ArrivedTransaction(
+        transaction=item.id,
+        group=group,
+        state=item.state,
+        client_name=item.client_name,
+        label=item.label,
+        position=None if item.position < 0 else item.position,
+        records=item.records,
+        since_ms=item.decided_ms,
+        reason=item.reason,
+        bytes=0 if arrived is None else arrived.bytes,
+        streams=records_by_stream(item),
+        lease_ends_ms=item.decided_ms + item.lease_ms if is_open else 0,
+        obstacle=_obstacle(item, arrived, session) if is_open else "",
+        savepoint=savepoint,
+    )
+
+
+def records_by_stream(known: KnownTransaction) -> Mapping[str, int]:
+    """Return how many records of its owners have arrived in each stream."""
+    names = list(known.streams)
+    found = dict.fromkeys(names, 0)
+    for key, records in known.pieces.items():
+        found[names[key.stream]] += records
+    return found
+
+
+def _obstacle(known: KnownTransaction, arrived: Arrived | None, session: ClientSession | None) -> str:
+    """Return why only its owner can commit a transaction; empty if others may."""
+    if arrived is not None and arrived.others:
+        return (
+            f"{arrived.others:,} records of it were written by other processes as parts, and which of these count is "
+            "known to its owner alone"
+        )
+    work = None if session is None else session.work
+    if work is not None and work.transaction == known.id:
+        return (
+            f"it is number {work.number} of the joint transactions {work.series!r}, and the writer of the next one "
+            "would take it for complete"
+        )
+    return ""
+
+
+def check_commit(found: ArrivedTransaction, records: int | None, *, at_savepoint: bool = False) -> None:
+    """Check that a client other than its owner may commit a transaction.
+
+    Args:
+        found: The transaction, as it was just found.
+        records: Number of records that the caller expects it to hold; None if any number will do.
+        at_savepoint: True to leave out what came after its last savepoint.
+
+    Raises:
+        ConflictError: it is open, and what its commit would have to name is not known, or it holds another number of
+            records than was expected.
+    """
+    if found.state is not State.OPEN:
+        return
+    if found.obstacle:
+        raise ConflictError(
+            f"transaction {found.transaction} cannot be committed by another client than its owner: {found.obstacle}; "
+            "nothing was changed: restart its program if that resumes it, or abort it with `rollbridge txn abort`"
+        )
+    if at_savepoint and found.savepoint is None:
+        raise ConflictError(
+            f"transaction {found.transaction} has no savepoint; nothing was changed: commit all that has arrived of "
+            "it, or abort it"
+        )
+    holds = found.records
+    if at_savepoint and found.savepoint is not None:
+        holds = sum(found.savepoint.records.values())
+    check_records(found.transaction, found.group, holds, records)
+
+
+def check_records(transaction: object, group: GroupName, records: int, expected: int | None) -> None:
+    """Raise ConflictError if a transaction holds another number of records than was expected of it."""
+    if expected is not None and records != expected:
+        raise ConflictError(
+            f"transaction {transaction} of {group} holds {records:,} records by now, and {expected:,} were to be "
+            "committed: its owner is at work; nothing was changed"
+        )
+
 
 # The resumed transaction
 
@@ -69,7 +179,7 @@ _OF_A_FENCED_SESSION: Final = "its session was fenced by a newer one"
 
 @checked()
 class ResumedTransaction(Transaction):
-    """Transaction to go on with, and to commit or abort. Made by :meth:`rollbridge.Bridge.resume`.
+    """Transaction to continue, and to commit or abort. Made by :meth:`rollbridge.Bridge.resume`.
 
     If it has ended before, its commit and its abort give the same answer as the first time.
     """
@@ -78,7 +188,7 @@ class ResumedTransaction(Transaction):
 
     def __init__(
         self,
-        runtime: Runtime,
+        runtime: TransactionContext,
         plan: BeginPlan,
         completion: Completion,
         part: int,
@@ -148,7 +258,7 @@ class ResumedTransaction(Transaction):
 
 
 def settled(known: KnownTransaction) -> Completion:
-    """Return the completion of a transaction that has ended, for somebody who was not its owner then."""
+    """Return the completion of a transaction that has ended, for a client that was not its owner then."""
     completion = Completion(known.id.bytes)
     reason = _OF_A_FENCED_SESSION if known.reason == FENCED else known.reason
     completion.settle(_record_of(known, reason).encode_value(), known.position)
@@ -209,10 +319,10 @@ class Resuming(ABC):
         group: str | GroupName | None = None,
         timeout: Timeout = None,
     ) -> Outcome:
-        """Return the outcome of a transaction, whoever began it, for as long as that is remembered.
+        """Return the outcome of a transaction of any client, for as long as that is remembered.
 
-        Waits for a commit that was asked for; so ``state`` is ``"open"`` only if nobody has asked for an end that
-        counts. The answer comes from the group's leader, and is asked for again until the time is up.
+        Waits for a commit that was asked for; so ``state`` is ``"open"`` only if no end was asked for that counts. The
+        answer comes from the group's leader, and is asked for again until the time is up.
 
         Args:
             transaction: Its id.
@@ -261,9 +371,8 @@ class Resuming(ABC):
         """Return the open transactions of this client name, oldest first, at most 500 per group.
 
         Earlier sessions of this name are fenced before: what they had asked for has been carried out, and nothing else
-        of theirs ever will be. So what is listed stays open until somebody resumes or aborts it, or its lease ends.
-        Groups in which this client has no session are not asked. What the leaders of others answer is returned, with
-        the groups that did not answer in time in ``unanswered``.
+        of theirs ever will be. What is listed stays open until it is resumed or aborted, or its lease ends. Groups in
+        which this client has no session are not asked. Groups that did not answer in time are in ``unanswered``.
 
         Args:
             group: ``scope/group``; all by default.
@@ -271,7 +380,7 @@ class Resuming(ABC):
 
         Raises:
             ClientFencedError: a newer session of this client name has begun.
-            CoordinatorUnavailableError, ZooKeeperUnavailableError: nobody answered in time.
+            CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
         """
         resumer = self._resumer_if_open()
         with answers_within(resumer.seconds(timeout)):
@@ -280,11 +389,11 @@ class Resuming(ABC):
     def resume(
         self, transaction: TransactionId | str, timeout: Timeout = None, *, client: str | None = None
     ) -> ResumedTransaction:
-        """Take over a transaction that another process began, to go on writing, or to commit or abort it.
+        """Take over a transaction that another process began, to continue, commit or abort it.
 
         Earlier writes count as far as they have arrived, which is everything that was flushed. Former owners cannot
-        write or end it any more. One that has ended may be resumed, too: its commit and its abort give the same answers
-        as before.
+        write or end it any more. A transaction that has ended may be resumed, too: its commit and its abort give the
+        same answers as before.
 
         Args:
             transaction: Its id.
@@ -301,7 +410,7 @@ class Resuming(ABC):
             return resumer.resume(transaction, timeout, client)
 
     def arrived(self, transaction: TransactionId | str, timeout: Timeout = None) -> ArrivedTransaction:
-        """Return what has arrived of a transaction, whoever began it: what :meth:`commit_arrived` would make visible.
+        """Return what has arrived of a transaction of any client: what :meth:`commit_arrived` would make visible.
 
         Waits for a commit that was asked for, as :meth:`outcome` does, and changes nothing.
 
@@ -352,9 +461,9 @@ class Resuming(ABC):
         return resumed.commit(timeout=deadline.left())
 
     def extend(self, transaction: TransactionId | str, lease: Duration, timeout: Timeout = None) -> datetime:
-        """Let an open transaction stay open for longer, whoever began it; see :meth:`rollbridge.Transaction.extend`.
+        """Extend the lease of an open transaction of any client; see :meth:`rollbridge.Transaction.extend`.
 
-        Its owner goes on undisturbed.
+        Its owner continues undisturbed.
 
         Args:
             transaction: Its id.
@@ -385,7 +494,7 @@ class Resumer:
         options: ClientOptions,
         metadata: Metadata,
         catalog: Catalog,
-        runtime: Runtime,
+        runtime: TransactionContext,
         sessions: ClientSessions,
     ) -> None:
         self._client_name = client_name
@@ -445,7 +554,7 @@ class Resumer:
         if unanswered:
             if len(unanswered) == len(groups):
                 raise next(iter(unanswered.values()))
-            logger.warning("open transactions of %s are not known: %s", self._client_name, named(unanswered))
+            logger.warning("transactions.list_incomplete client=%s: %s", self._client_name, named(unanswered))
         return OpenTransactions((outcome_of(item) for item in by_age(known)), unanswered)
 
     def places(self, group: str | GroupName | None) -> list[GroupName]:
@@ -468,7 +577,7 @@ class Resumer:
     def take_over_arrived(
         self, transaction: TransactionId, records: int | None, timeout_s: float, *, at_savepoint: bool = False
     ) -> ResumedTransaction:
-        """Take over a transaction that somebody else than its owner may commit; see :meth:`Resuming.commit_arrived`."""
+        """Take over a transaction that another client may commit; see :meth:`Resuming.commit_arrived`."""
         deadline = Deadline(timeout_s)
         check_commit(self.arrived(transaction, deadline.left()), records, at_savepoint=at_savepoint)
 
@@ -555,7 +664,7 @@ class Resumer:
         try:
             _, known = self._inquiry.transaction(transaction, timeout_s, group=group)
         except (NotFoundError, TransactionPreserverClosedError):
-            raise _over(transaction) from None  # it is not open, and nobody remembers how it has ended
+            raise _over(transaction) from None  # it is not open, and its outcome is no longer remembered
         if known.state is not State.OPEN:
             raise _over(transaction)
         return datetime.fromtimestamp((known.decided_ms + known.lease_ms) / 1000, UTC)
@@ -563,9 +672,9 @@ class Resumer:
     def look_at_missed(self) -> None:
         """Ask for outcomes that are not in a commit log any more, or will never be.
 
-        They were truncated before they were read here, a stream was deleted with what its leader had not read, or
-        somebody has emptied the log, and another leader does not know whether they have ended. What is open then, or
-        not known to its leader yet, gets its outcome from the log as ever.
+        They were truncated before they were read here, a stream was deleted with what its leader had not read, or the
+        log was emptied and its new leader does not know them. A transaction that is open then, or not known to its
+        leader yet, gets its outcome from the log as ever.
         """
         outcomes: OutcomeTail = self._runtime.outcomes
         if not outcomes.missed or time.monotonic() < self._ask_again_s:
@@ -578,7 +687,7 @@ class Resumer:
                     if not completion.settled:
                         self._settle_missed(group, completion)
                 except (UnavailableError, UnknownWriteError) as fault:
-                    logger.info("outcomes of %s that were missed are not known yet: %s", group, fault)
+                    logger.info("outcomes.missed_unknown group=%s: %s", group, fault)
                     self._ask_again_s = time.monotonic() + _MISSED_AGAIN_S  # others wait for this thread, too
                     break
                 del left[key]
@@ -603,7 +712,7 @@ class Resumer:
             return
         except (OutcomeExpiredError, TransactionPreserverClosedError) as fault:
             if outcomes.waiting.pop(completion.key, None) is not None:
-                completion.give_up(f"somebody has emptied its commit log or transaction buffer: {fault}")
+                completion.give_up(f"its commit log or transaction buffer was emptied by hand: {fault}")
             return
         if completion.client_name not in (None, known.client_name):
             return  # an id that was given out twice
@@ -616,7 +725,7 @@ class Resumer:
                 transaction=str(completion.transaction),
                 reason=completion.stranded,
                 client_name=self._client_name,
-                created_ms=int(time.time() * 1000),
+                created_ms=wall_ms(),
             )
             self._metadata.ask(group, abort, _FENCED_ASK_S)
 
@@ -634,9 +743,7 @@ class Resumer:
             # The answer comes once nothing that was asked for in time is in flight: what is listed then is fenced.
             left, unanswered = self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, [group])
             if unanswered:
-                logger.info(
-                    "what a newer session of this client has taken over is not known yet: %s", named(unanswered)
-                )
+                logger.info("session.takeover_unknown client=%s: %s", self._client_name, named(unanswered))
                 return
             self._let_go([item for _, item in left], newest)
 
@@ -656,8 +763,8 @@ class Resumer:
     def _let_go(self, left: Sequence[KnownTransaction], newest: int) -> None:
         """Fence the waiters of transactions that stay open, and that sessions before the newest have written here.
 
-        The newer session may be one of this connection, too, and wait for transactions of its own; or somebody else
-        here has resumed them.
+        The newer session may be one of this connection, with transactions of its own; or another client here has
+        resumed them.
         """
         waiting = self._runtime.outcomes.waiting
         for item in left:
@@ -668,7 +775,7 @@ class Resumer:
             completion.fence()
 
     def claim_part(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> int:
-        """Return a part number that nobody has had, for the owner of a transaction to go on with.
+        """Return an unused part number, with which the owner of a transaction continues.
 
         Raises:
             UnavailableError: no answer in time.
@@ -677,11 +784,11 @@ class Resumer:
         return self._metadata.claim_part(group, transaction)
 
     def check_savepoints(self) -> None:
-        """Check that all coordinators know savepoints; once they do, it is not looked again.
+        """Check once that all coordinators know savepoints.
 
         Raises:
             InvalidRequestError: one does not; nothing was written.
-            UnavailableError: nobody could be asked.
+            UnavailableError: no answer.
         """
         if self._knows_savepoints:
             return
@@ -729,3 +836,33 @@ class Resumer:
             if known.state is not State.OPEN:
                 return
             time.sleep(_LOOK_AGAIN_S)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """Parts of a connection that all its clients use."""
+
+    options: ClientOptions
+    metadata: Metadata
+    counters: GroupCounters
+    runtime: TransactionContext
+    in_flight: CommitsInFlight
+
+    def sessions(self, name: str, changed: Callable[[], None] | None, holder: str = "") -> ClientSessions:
+        """Return the sessions of a client name that was given; see :class:`ClientSessions`."""
+        return ClientSessions(self.metadata, name, named=True, changed=changed, holder=holder)
+
+    def runtime_of_client(self) -> TransactionContext:
+        """Return the runtime of a client, whose commits have an order of their own."""
+        return replace(self.runtime, commits=CommitNumbers(self.counters.next, self.in_flight))
+
+    def planner(self, name: str, sessions: ClientSessions, *plans_max: int) -> Planner:
+        """Return the maker of a client's plans."""
+        runtime = self.runtime
+        return Planner(
+            name, self.options, runtime.catalog, runtime.outcomes, sessions, self.metadata.lease_limit, *plans_max
+        )
+
+    def resumer(self, name: str, sessions: ClientSessions, runtime: TransactionContext) -> Resumer:
+        """Return what handles transactions that a client did not begin."""
+        return Resumer(name, self.options, self.metadata, runtime.catalog, runtime, sessions)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
-from rollbridge.errors import RollbridgeError
-from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.control import ControlRecord
-from rollbridge.model.frames import PieceKey
-from rollbridge.model.group_offsets import GroupOffsets
-from rollbridge.model.ids import TransactionId, local_sequence
-from rollbridge.model.names import GroupName
-from rollbridge.model.sn import DLSN
-from rollbridge.model.transaction import State, TransactionEvent
+from rollbridge.base.ids import TransactionId, local_sequence
+from rollbridge.base.sn import DLSN
+from rollbridge.buffer.frames import PieceKey
+from rollbridge.commitlog.control import ControlRecord
+from rollbridge.stream.conditions import StreamCondition
+from rollbridge.stream.group_offsets import GroupOffsets
 
 
 class Piece(NamedTuple):
@@ -68,103 +65,11 @@ class Savepoint:
     notes: Mapping[str, bytes] = field(hash=False)
     records: Mapping[str, int] = field(hash=False)
     pieces: tuple[Piece, ...] = field(default=(), repr=False, compare=False)
-    """What the records stand for; of somebody else's the counts of the first and the last one are not known."""
+    """Pieces with those records; for other clients' records the counts of the first and the last are not known."""
     offsets: tuple[GroupOffsets, ...] = field(default=(), repr=False, compare=False)
     """Consumer group offsets that were to be committed."""
     conditions: tuple[StreamCondition, ...] = field(default=(), repr=False, compare=False)
     """Conditions that had to hold."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Known outcome of a transaction: that it is open, or how and where it ended.
-
-    Attributes:
-        transaction: Its id.
-        group: Its transaction group.
-        state: ``"open"``, ``"committed"`` or ``"aborted"``; the last two are final.
-        client_name: Client that began it.
-        label: Label given at its begin.
-        position: Offset of its record on the commit log of the group; None while it is open. That of a commit is its
-            place in the commit order.
-        records: Number of records that became visible; of an open one, of those that have arrived so far.
-        since_ms: Time of its end, or of its begin if it is open, ms since 1970.
-        reason: Cause of an abort; of a commit, the part as which its owner had resumed it; empty otherwise.
-        unanswered: Of the latest transaction with a label: groups whose leaders did not answer, where there may be a
-            later one; with the error of each.
-    """
-
-    transaction: TransactionId
-    group: GroupName
-    state: State
-    client_name: str
-    label: str | None
-    position: int | None
-    records: int
-    since_ms: int
-    reason: str
-    unanswered: Mapping[GroupName, RollbridgeError] = field(default_factory=dict, compare=False)
-
-    @property
-    def committed(self) -> bool:
-        """True if it is committed."""
-        return self.state is State.COMMITTED
-
-    @property
-    def aborted(self) -> bool:
-        """True if it is aborted."""
-        return self.state is State.ABORTED
-
-
-class OpenTransactions(list[Outcome]):
-    """Open transactions of a client, oldest first.
-
-    Attributes:
-        unanswered: Groups whose leaders did not answer, where more may be open; with the error of each.
-    """
-
-    def __init__(self, found: Iterable[Outcome], unanswered: Mapping[GroupName, RollbridgeError]) -> None:
-        super().__init__(found)
-        self.unanswered: Final = unanswered
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TransactionStory(Outcome):
-    """Transaction as the leader of its group knows it at this moment, with its last events.
-
-    ``state`` may also be ``"unknown"`` (only stray frames of it were seen), ``"committing"`` or ``"aborting"``;
-    ``reason`` tells what an open or committing transaction waits for.
-
-    Attributes:
-        events: Its last events, oldest first: those that the leader has seen, in memory, since it took over.
-        events_since_ms: Time of the leader's takeover, ms since 1970; earlier events are in its log or that of the
-            leader before.
-        controller_epoch: Controller epoch of that leader.
-    """
-
-    events: tuple[TransactionEvent, ...]
-    events_since_ms: int
-    controller_epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrivedTransaction(Outcome):
-    """What has arrived in the buffers of a transaction, which is what a commit in its owner's place makes visible.
-
-    Attributes:
-        bytes: Bytes of its frames in the buffers.
-        streams: Records by stream, also of those that nothing was written to; empty if it has ended.
-        lease_ends_ms: When its lease ends, ms since 1970; 0 if it has ended.
-        obstacle: Why only its owner can commit it; empty if anybody may.
-        savepoint: Its last savepoint, if it has any: with the offsets of consumer groups and the conditions that are
-            committed with it.
-    """
-
-    bytes: int
-    streams: Mapping[str, int]
-    lease_ends_ms: int
-    obstacle: str = ""
-    savepoint: Savepoint | None = None
 
 
 Ends = tuple[DLSN | None, DLSN | None]
@@ -185,7 +90,7 @@ class CommitResult:
     __slots__ = ("_ends", "_find_ends", "position", "records", "transaction")
 
     def __init__(self, transaction: TransactionId, records: int, position: int, find_ends: Callable[[], Ends]) -> None:
-        """Use ``find_ends`` to find the first and the last DLSN once somebody asks for them, which few do."""
+        """Use ``find_ends`` to find the first and the last DLSN on demand, which is rare."""
         self.transaction = transaction
         self.records = records
         self.position = position
@@ -238,13 +143,7 @@ def _known_result(
 
 
 def find_ends(record: ControlRecord, streams: Mapping[str, int], pieces: Iterable[Piece]) -> Ends:
-    """Return the lowest and the highest DLSN of what a commit record placed.
-
-    Args:
-        record: The commit record.
-        streams: Place of each stream in the BEGIN frame.
-        pieces: Pieces of the transaction, or as many of them as are asked for.
-    """
+    """Return the lowest and the highest DLSN of a commit; ``streams`` gives places in the BEGIN frame."""
     known = {piece.key: piece for piece in pieces}
     ends: list[DLSN] = []
     for stream, segment, runs in record.segments():

@@ -1,12 +1,12 @@
-"""Savepoints as the owner of a transaction makes them: what each says, when it may be sent, what can be gone back to.
+"""Savepoints of a transaction's owner: their contents, when they may be sent, and which can be rolled back to.
 
-A savepoint stands in the buffer of the first stream, behind everything that was written there before. What went to
-other buffers has to be acknowledged first, as before a commit, since there is no order between two partitions; so it
-waits here until it may be sent, while writing goes on. Of two savepoints the later one says only what has changed, so
-they are sent in order.
+A savepoint lies in the buffer of the first stream, behind everything that was written there before. As before a commit,
+frames in other buffers must be acknowledged first, since there is no order between two partitions; the savepoint waits
+here meanwhile, and writing continues. A savepoint contains only the changes since the one before, so they are sent in
+order.
 
-Threads: what is said is worked out under the lock of the transaction. What waits is taken by whichever thread finds
-that it may be sent, under a lock of its own that nobody holds while waiting for room or for a delivery.
+Threads: the contents are computed under the lock of the transaction. Any thread that finds that a waiting savepoint may
+be sent takes it, under a separate lock that is never held while waiting for room or for a delivery.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from rollbridge.arguments import checked
-from rollbridge.calls import Deadline, LightFuture, call_back
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import Deadline, LightFuture, call_back
+from rollbridge.base.ids import TransactionId
+from rollbridge.buffer.frames import Manifest, PieceKey
+from rollbridge.buffer.savepoints import SAVEPOINT_BYTES_MAX, HeldSavepoint, SavepointFrame, notes_bytes, notes_fault
 from rollbridge.client.futures import Completion
 from rollbridge.client.results import Piece, Savepoint
 from rollbridge.errors import (
@@ -29,9 +32,6 @@ from rollbridge.errors import (
     RollbridgeError,
     TransactionTooLargeError,
 )
-from rollbridge.model.frames import Manifest, PieceKey
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.savepoints import SAVEPOINT_BYTES_MAX, HeldSavepoint, SavepointFrame, notes_bytes, notes_fault
 
 if TYPE_CHECKING:
     from rollbridge.client.sender import Undelivered
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _LOOK_S: Final = 1.0
-"""Seconds after which whoever waits for a savepoint looks whether the transaction has ended meanwhile."""
+"""Seconds after which the waiter for a savepoint checks whether the transaction has ended."""
 
 
 def savepoint_of(transaction: TransactionId, streams: Sequence[str], held: HeldSavepoint) -> Savepoint:
@@ -142,7 +142,7 @@ class SavepointFuture(LightFuture[Savepoint]):
         call_back(lambda: callback(self), logger, "a savepoint")
 
     def settle(self, fault: object | None) -> None:
-        """Take the answer of the brokers; called on the delivery thread, or by whoever finds that it is not sent."""
+        """Take the answer of the brokers; called on the delivery thread, or by the thread that finds it unsendable."""
         with self._lock:
             if self._is_done:
                 return
@@ -182,7 +182,7 @@ class Waiting:
 
 
 class SavepointLog:
-    """What the savepoints of one transaction have said. All but :attr:`waiting` is guarded by the transaction's lock.
+    """Contents of one transaction's savepoints. All but :attr:`waiting` is guarded by the transaction's lock.
 
     Attributes:
         number: Number of the last one.
@@ -205,7 +205,7 @@ class SavepointLog:
         self._said: Manifest | None = None  # by the present part; None before its first one
 
     def begin_anew(self, notes: Mapping[str, bytes]) -> None:
-        """Go on from notes of before, and let the next savepoint say all that counts."""
+        """Continue with notes of before, and make the next savepoint a full one."""
         self.notes = dict(notes)
         self._notes_bytes = notes_bytes(self.notes)
         self._said = None
@@ -232,7 +232,7 @@ class SavepointLog:
             )
             fresh = {name: value for name, value in notes.items() if self.notes.get(name) != value}
             frame = SavepointFrame(number, False, changed, fresh)
-        # About what all of it takes in a frame, where notes stand in hexadecimal; an upper bound of the manifest's.
+        # About what all of it takes in a frame, with notes in hexadecimal; an upper bound of the manifest's.
         size = 2 * size_of_notes + _PIECE_BYTES * len(manifest.pieces)
         if manifest.offsets or manifest.conditions:
             size = 2 * size_of_notes + len(manifest.encode())

@@ -4,17 +4,16 @@ A frame that finds nothing in flight goes at once, on the thread that sends it; 
 together. Frames of one buffer partition keep their order, also when they are sent again.
 
 The thread of an event loop must not wait, since all of its connections would. For such a *prompt* thread, :meth:`send`
-raises where it would wait for room, or for the lock while somebody writes to a broker that takes nothing; and it sends
-by itself only where there is nothing else to be sent, which a socket without anything in flight takes at once.
+raises where it would wait for room, or for the lock while another thread writes to a blocked broker. It sends by itself
+only where there is nothing else to be sent, which a socket without anything in flight takes at once.
 
-The sender never stops trying by itself: a frame is refused only for lasting causes (its topic is gone or closed, access
-is denied), so no transaction fails because brokers are away for an hour. What may stand in the buffer is sent again
-with the same sequence number; where brokers have forgotten the producer, it may stand there twice, which the fold of
-the buffer allows. What waits is bounded: when there is no room, :meth:`FrameSender.send` waits for a bounded time, then
-raises.
+The sender retries without end: a frame is refused only for lasting causes (its topic is gone or closed, access is
+denied), so no transaction fails because brokers are away for an hour. A frame that may be in the buffer is sent again
+with the same sequence number; where brokers have forgotten the producer, it may be there twice, which the fold of the
+buffer allows. The queue is bounded: without room, :meth:`FrameSender.send` waits for a bounded time, then raises.
 
-Delivery callbacks run on the sender's thread and must never take a lock under which somebody may send: the thread that
-sends may be waiting for just that delivery. They may send something themselves, with :meth:`FrameSender.send_soon`.
+Delivery callbacks run on the sender's thread and must never take a lock that a sending thread may hold: that thread may
+be waiting for just that delivery. They may send with :meth:`FrameSender.send_soon`.
 """
 
 from __future__ import annotations
@@ -30,18 +29,17 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from kio.schema.errors import ErrorCode
 from kio.schema.produce.v12.response import PartitionProduceResponse
 
-from rollbridge.calls import TELL_S
-from rollbridge.defects import log_defect
+from rollbridge.base.deadlines import TELL_S, wall_ms
+from rollbridge.base.forks import hold
+from rollbridge.base.logs import limited, log_defect
 from rollbridge.errors import BackpressureError, InvalidRequestError, NotAuthorizedError, RollbridgeError
-from rollbridge.forks import hold
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import single_record
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, refusal
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.queues import PartitionQueue, QueuedBatch
-from rollbridge.kafka.ratelimit import limited
 from rollbridge.kafka.sender import Sender, SenderLimits
-from rollbridge.model.names import Partition
+from rollbridge.stream.names import Partition
 
 logger = limited(logging.getLogger(__name__))
 
@@ -94,14 +92,13 @@ class Undelivered(NamedTuple):
 
 
 Delivered = Callable[[Undelivered | None], None]
-"""Takes the reason why a frame could not be delivered; None if it stands in the buffer."""
+"""Takes the reason why a frame could not be delivered; None if it is in the buffer."""
 
 
 class FrameBatch(QueuedBatch):
     """Frames of one buffer partition: being collected, waiting, or in flight.
 
     Attributes:
-        builder: Builder of the batch, while frames are collected.
         delivered: Callback of each frame.
         attempts: Number of attempts that have ended with an answer of no known meaning.
         size: Bytes of the values while frames are collected.
@@ -147,8 +144,6 @@ class FrameSender(Sender[FrameBatch]):
         """Start the thread; brokers are reached when there is something to send.
 
         Args:
-            bootstrap_servers: ``host:port``, several with commas between.
-            security: As for confluent-kafka.
             client_id: Names this client in the brokers' logs and quotas.
             buffer_bytes: Maximum bytes that wait to be sent.
             block_s: Seconds that :meth:`send` waits while the buffer is full.
@@ -183,7 +178,7 @@ class FrameSender(Sender[FrameBatch]):
         self._prompt = thread
 
     def send(self, topic: str, partition: int, key: bytes, value: bytes, delivered: Delivered) -> None:
-        """Queue a frame; ``delivered`` is called once it stands in the buffer, or cannot be delivered.
+        """Queue a frame; ``delivered`` is called once it is in the buffer, or cannot be delivered.
 
         Raises:
             BackpressureError: there was no room in time; the frame was not queued.
@@ -218,7 +213,7 @@ class FrameSender(Sender[FrameBatch]):
     def close(self, timeout_s: float) -> int:
         """Send what is queued and disconnect; return the number of frames not acknowledged in time.
 
-        Of these nobody hears any more: whether they stand in the buffer is unknown.
+        Whether these are in the buffer is unknown.
         """
         left = self.stop(timeout_s)
         self.tell()
@@ -233,12 +228,12 @@ class FrameSender(Sender[FrameBatch]):
         try:
             if self.bytes + len(value) >= self._limits.buffer_bytes:
                 raise BackpressureError(f"the buffer of {self._limits.buffer_bytes} bytes is full; this was not queued")
-            self._add(target, key, value, delivered, is_prompt=True)
+            self._add(target, key, value, delivered, can_write_now=True)
         finally:
             self.lock.release()
 
     def _add(
-        self, target: Partition, key: bytes, value: bytes, delivered: Delivered, *, is_prompt: bool = False
+        self, target: Partition, key: bytes, value: bytes, delivered: Delivered, *, can_write_now: bool = False
     ) -> None:
         if self._stopping:
             raise InvalidRequestError("this connection is closed; connect again; nothing was written")
@@ -248,30 +243,30 @@ class FrameSender(Sender[FrameBatch]):
         batch = queue.open
         if len(value) >= _LARGE_BYTES:
             if batch is not None:
-                self._close(queue, batch, may_send=not is_prompt)
+                self._close(queue, batch, may_send=not can_write_now)
             self._send_alone(queue, key, value, delivered)
             return
         if batch is None or not batch.append(key, value):
             if batch is not None:
-                self._close(queue, batch, may_send=not is_prompt)
+                self._close(queue, batch, may_send=not can_write_now)
             batch = queue.open = FrameBatch(time.monotonic())
             batch.append(key, value)
             self._opened[queue] = None
         self.bytes += len(value)
         batch.delivered.append(delivered)
         if not queue.in_flight and not queue.waiting:
-            if self._dispatch.is_free(queue) and not (is_prompt and self._dispatch.ready):
+            if self._dispatch.is_free(queue) and not (can_write_now and self._dispatch.ready):
                 self._close(queue, batch)
             elif batch.count == 1:
-                self.wake()  # nobody else may be there to send it
+                self.wake()  # no other thread may be there to send it
 
     def _send_alone(self, queue: FrameQueue, key: bytes, value: bytes, delivered: Delivered) -> None:
         """Queue a frame as a batch of its own, since a large one would only be copied more often with others.
 
-        The sender's thread sends it, while this one goes on writing.
+        The sender's thread sends it, while this one continues to write.
         """
         batch = FrameBatch(time.monotonic())
-        batch.data = single_record(key, value, int(time.time() * 1000))
+        batch.data = single_record(key, value, wall_ms())
         batch.count = 1
         batch.delivered.append(delivered)
         queue.pending.append(batch)
@@ -291,7 +286,7 @@ class FrameSender(Sender[FrameBatch]):
     # Fate of batches, under the lock ----------------------------------------------------------------------------------
 
     def written(self, queue: FrameQueue, batch: FrameBatch, base_offset: int) -> None:
-        """Settle a batch that stands in the buffer."""
+        """Settle a batch that is in the buffer."""
         self._absent.pop(queue, None)
         self._count_written(batch)
         self._settle(batch)
@@ -313,7 +308,7 @@ class FrameSender(Sender[FrameBatch]):
         self._fail(queue, batch, code)
 
     def unclear(self, queue: FrameQueue, batch: FrameBatch, code: ErrorCode) -> None:
-        """Send a batch again that may stand in the buffer, with the same number; one that is a duplicate does."""
+        """Send a batch again that may be in the buffer, with the same number; the broker recognises a duplicate."""
         batch.attempts += 1
         if code is ErrorCode.duplicate_sequence_number:
             queue.acknowledge(batch, queue.last_offset)
@@ -337,16 +332,14 @@ class FrameSender(Sender[FrameBatch]):
             if absent_s > _ABSENT_S and not queue.in_flight:
                 self._give_up(queue, code)
             elif absent_s > TELL_S:
-                logger.warning(
-                    "brokers do not know topic %s; frames are sent until %g s are over", queue.topic, _ABSENT_S
-                )
+                logger.warning("frames.topic_unknown topic=%s: sending for %g s more", queue.topic, _ABSENT_S)
 
     def lost(self, fault: ConnectionLostError) -> None:
-        """Send again what was in flight; for how long a topic was not known is counted anew."""
+        """Send again what was in flight; restart the time for which a topic is not known."""
         self._absent.clear()
 
     def unreached(self, fault: RollbridgeError) -> None:
-        """Try again; the time for which nobody could be asked does not count."""
+        """Try again; the time without brokers does not count."""
         self._absent.clear()
 
     def _give_up(self, queue: FrameQueue, code: ErrorCode) -> None:
@@ -359,13 +352,13 @@ class FrameSender(Sender[FrameBatch]):
 
     def _fail(self, queue: FrameQueue, batch: FrameBatch, code: ErrorCode) -> None:
         batch.fault = Undelivered(code, not batch.doubtful, queue.topic)
-        logger.info("%d frames for %s were not delivered: %s", batch.count, queue.topic, code.name)
+        logger.info("frames.undelivered topic=%s frames=%d error=%s", queue.topic, batch.count, code.name)
         queue.drop(batch)
         self.counts.failed += batch.count
         self._settle(batch)
 
     def _forgotten(self, queue: FrameQueue, batch: FrameBatch) -> None:
-        """Leave a possibly persisted batch where it is: it is sent again, and stands in the buffer twice at worst."""
+        """Leave a possibly persisted batch where it is: it is sent again, and is in the buffer twice at worst."""
 
     def _identify_denied(self, fault: NotAuthorizedError) -> None:
         for queue in self._by_target.values():
@@ -390,7 +383,7 @@ class FrameSender(Sender[FrameBatch]):
         return float("inf")
 
     def _check(self, now: float) -> None:
-        """Wait on: frames have no time-out of their own, only whoever waits for an outcome has."""
+        """Keep waiting: frames have no time-out of their own, only waiters for an outcome have."""
 
     def _tell(self, batch: FrameBatch) -> None:
         fault = batch.fault
@@ -400,7 +393,7 @@ class FrameSender(Sender[FrameBatch]):
             try:
                 delivered(fault)
             except Exception:  # all other transactions depend on this thread
-                log_defect(logger, "a delivery could not be dealt with")
+                log_defect(logger, "delivery.failed: continuing")
         if self._waiters:
             with self.lock:
                 self._progress.notify_all()

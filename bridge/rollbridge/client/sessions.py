@@ -1,17 +1,20 @@
 """Sessions of a client name: each fences the one before, in each group in which the client begins transactions.
 
 A session registers in ZooKeeper when it first begins, resumes or lists transactions in a group. If there was a session
-before it, the group's leader is told, and answers once nothing that the older one asked for is in flight any more, with
-what that has left open. So once a transaction has begun, an older process of the same name can no longer change
+before it, the group's leader is told. It answers once nothing that the older one asked for is in flight any more, with
+the transactions left open. So once a transaction has begun, an older process of the same name can no longer change
 anything. The record and the question to the leader are written in one step.
 
-Connections without a name of their own skip all this, since nobody else has their name; their epoch is 0. Several
-processes may share a session: those that name the same holder. The first one registers it; once another holder has
-registered, they are all fenced, also those that begin only then.
+Connections without a given name skip all this, since their name is unique; their epoch is 0. Processes that name the
+same holder share a session. The first one registers it; once another holder has registered, they are all fenced, also
+those that begin only then.
 
-Nobody is told that a newer session has begun. A connection watches the record of its own name. Of the many names that
-it may have beside (:meth:`rollbridge.Bridge.client`) it looks at the records of those that have something open: that
-costs nothing for those that have not.
+A newer session is not announced. A connection watches the record of its own name. Of its other names
+(:meth:`rollbridge.Bridge.client`) it reads the records of those with something open; the others cost nothing.
+
+Commits are numbered per client name, group and session, so that the leader carries them out in the order in which they
+were asked for; a number waits for earlier commits whose outcome is not known here. The names of one connection have
+numbers of their own, so none waits for another's. :mod:`rollbridge.commitlog.commit_order` is the other side.
 
 Source: Kafka's ``InitProducerId`` and producer epochs.
 """
@@ -19,20 +22,24 @@ Source: Kafka's ``InitProducerId`` and producer epochs.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 from socket import gethostname
-from typing import Final
+from typing import Final, Protocol
 
-from rollbridge.calls import Deadline, answers_within
-from rollbridge.client.admin import refusal
+from rollbridge.base.deadlines import Deadline, answers_within, wall_ms
+from rollbridge.buffer.table import KnownTransaction
+from rollbridge.client.futures import Completion
 from rollbridge.client.identity import uptime_s
+from rollbridge.commitlog.commit_order import BEHIND_MAX, CONNECTION_MAX, CommitOrder
 from rollbridge.errors import (
     ClientFencedError,
     CoordinatorUnavailableError,
@@ -40,20 +47,19 @@ from rollbridge.errors import (
     UnavailableError,
     UnknownWriteError,
 )
-from rollbridge.model import paths
-from rollbridge.model.names import GroupName
-from rollbridge.model.records import CheckNode, ClientSession, CreateNode, SetNode, next_session
-from rollbridge.model.requests import AdminAnswer, AdminRequest, RequestKind
-from rollbridge.model.sessions import RENEW_MS, floor_of
-from rollbridge.model.transaction import KnownTransaction
-from rollbridge.zookeeper.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import Znode
+from rollbridge.metadata import paths
+from rollbridge.metadata.client_sessions import RENEW_MS, ClientSession, floor_of, next_session
+from rollbridge.metadata.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
+from rollbridge.metadata.records import CheckNode, CreateNode, SetNode
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind, refusal
+from rollbridge.metadata.session import Znode
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.names import GroupName
 
 logger = logging.getLogger(__name__)
 
 _RENEW_AGAIN_S: Final = 60.0
-"""Seconds after which a record is looked at again that could not be."""
+"""Seconds after which a record is read again that could not be read."""
 _RENEW_WAIT_S: Final = 3.0
 """Seconds that this may take, as it is on the way of a begin."""
 _WHO_S: Final = 0.3
@@ -70,7 +76,7 @@ class ClientSessions:
 
     Attributes:
         fenced: Groups in which a newer session has begun, with its epoch.
-        guard: Gives a node that must have a version for a session to begin; None where anybody may begin one.
+        guard: Gives a node that must have a version for a session to begin; None where any may begin.
         changes: Rises when an epoch does.
         renew_at_s: From when on :meth:`renew` has something to do, as :func:`~rollbridge.client.identity.uptime_s`.
         gone: Groups in which the record was found removed; what the session waits for there, it waits for in vain.
@@ -109,8 +115,6 @@ class ClientSessions:
         """Start without any session.
 
         Args:
-            metadata: Where they are registered.
-            client_name: Client name that owns them.
             named: True if others may use the same name; otherwise nothing is registered.
             changed: Called when :meth:`look` has something to do; None if records are not watched.
             holder: Name of the session in all processes that share it; empty if it belongs to this one alone.
@@ -214,7 +218,7 @@ class ClientSessions:
             return epoch, None if told is None else told[1]
 
     def check(self) -> None:
-        """Raise ClientFencedError if a newer session has begun in any group: this process must not go on."""
+        """Raise ClientFencedError if a newer session has begun in any group: this process must not continue."""
         for group, epoch in list(self.fenced.items()):
             if epoch <= self._epochs.get(group, -1):
                 continue  # what was found is older than the session that has begun here meanwhile
@@ -245,12 +249,12 @@ class ClientSessions:
             try:
                 self._watch(group)
             except UnavailableError as fault:
-                logger.info("whether a newer session has begun in group %s cannot be said now: %s", group, fault)
+                logger.info("session.check_failed group=%s: %s", group, fault)
                 self._suspect.add(group)
                 return
 
     def groups(self) -> list[GroupName]:
-        """Return the groups in which there is a session whose record nobody watches."""
+        """Return the groups in which there is a session whose record is not watched."""
         return list(self._epochs) if self._changed is None else []
 
     def note(self, group: GroupName, node: Znode | None) -> None:
@@ -262,7 +266,7 @@ class ClientSessions:
             return
         newest = ClientSession.from_json(node.value).epoch
         if known is not None and newest > max(known, pending) and group not in self.fenced:
-            logger.warning("client %s is fenced in group %s by epoch %d", self._client_name, group, newest)
+            logger.warning("session.fenced client=%s group=%s epoch=%d", self._client_name, group, newest)
             self.fenced[group] = newest
 
     def is_over(self, group: GroupName, epoch: int) -> None:
@@ -271,13 +275,13 @@ class ClientSessions:
         Leaders do not do that to a client that looks at its record in time; this one has stood still for long.
         """
         if self._epochs.get(group) == epoch and group not in self.fenced:
-            logger.warning("the session of client %s in group %s was forgotten", self._client_name, group)
+            logger.warning("session.forgotten client=%s group=%s", self._client_name, group)
             self.fenced[group] = epoch + 1
 
     def renew(self) -> None:
-        """Look at the records that have not been looked at for long, and have them kept; register anew if one is gone.
+        """Read the records that are due, so that they are kept; register again if one is gone.
 
-        Without an answer the session goes on, and this is due again a minute later.
+        Without an answer the session continues, and this is due again a minute later.
         """
         with self._lock:
             if uptime_s() <= self.renew_at_s:
@@ -291,7 +295,7 @@ class ClientSessions:
                     for group, epoch in list(self._epochs.items()):
                         self._renew(group, epoch)
             except RollbridgeError as fault:
-                logger.info("the sessions of client %s could not be looked at: %s", self._client_name, fault)
+                logger.info("session.renew_failed client=%s: %s", self._client_name, fault)
             else:
                 self.renew_at_s = began_s + RENEW_MS / 1000
 
@@ -305,7 +309,7 @@ class ClientSessions:
             owner=self._client_name,
             owner_epoch=epoch,
             client_name=self._client_name,
-            created_ms=int(time.time() * 1000),
+            created_ms=wall_ms(),
         )
 
     def _register(self, group: GroupName, timeout_s: float, *, anew: bool = False) -> int:
@@ -327,8 +331,8 @@ class ClientSessions:
                 found is None or found.version != item.version for item, found in zip(guards, guarding, strict=True)
             ):
                 raise ClientFencedError(
-                    f"client {self._client_name} is somebody else's by now, so no session of it begins here; nothing "
-                    "was written"
+                    f"client {self._client_name} belongs to another process by now, so no session of it begins here; "
+                    "nothing was written"
                 )
             if above is None:
                 session.ensure(parent)
@@ -340,13 +344,13 @@ class ClientSessions:
                 if before.is_former(self._holder):
                     self.fenced[group] = before.epoch
                     self.check()
-            now_ms = int(time.time() * 1000)
+            now_ms = wall_ms()
             fresh = next_session(before, self._client_name, self._holder, now_ms, floor_of(above.value), _process())
             value = fresh.to_json()
             record = CreateNode(path, value) if node is None else SetNode(path, value, node.version)
             operations = (CheckNode(parent, above.version), record, *guards)
             request = self._fence_request(fresh.epoch)
-            self._pending[group] = fresh.epoch  # whoever looks at the record meanwhile does not take it for another's
+            self._pending[group] = fresh.epoch  # a reader of the record meanwhile does not take it for another's
             try:
                 try:
                     if before is None and not anew:
@@ -392,7 +396,7 @@ class ClientSessions:
             record = ClientSession.from_json(node.value)
             if record.epoch != epoch or not record.renews:
                 return
-            value = replace(record, registered_ms=int(time.time() * 1000)).to_json()
+            value = replace(record, registered_ms=wall_ms()).to_json()
             try:
                 session.multi((CheckNode(parent, above.version), SetNode(path, value, node.version)))
             except _RACED:
@@ -412,5 +416,237 @@ class ClientSessions:
 
 
 def _process() -> str:
-    """Return what others are told of this process."""
     return f"{gethostname()}:{os.getpid()}"
+
+
+# Commit order
+
+
+TELL_AGAIN_S: Final = 1.0
+"""Seconds for which the first commit in flight has had no answer before its frame is sent once more."""
+TELL_EVERY_S: Final = 60.0
+"""Seconds after which it is sent yet again, in case the buffer was emptied by hand."""
+DOUBT_EVERY_S: Final = 10.0
+"""Seconds after which its leader is asked about it: an emptied commit log makes it forget the transaction."""
+
+
+class PendingCommit(Protocol):
+    """Transaction whose commit was asked for, as the order of commits sees it."""
+
+    @property
+    def completion(self) -> Completion:
+        """Outcome of the transaction."""
+        ...
+
+    def ask_again(self, order: CommitOrder) -> bool:
+        """Send its COMMIT frame once more, with this order; return False if that was not possible."""
+        ...
+
+    def is_stranded(self) -> bool:
+        """Return True if the buffer with its COMMIT frame has gone with its stream; its leader is asked about it."""
+        ...
+
+    def doubt(self) -> None:
+        """Have the leader asked about it."""
+        ...
+
+
+class AskedCommit:
+    """Commit that was asked for.
+
+    Attributes:
+        order: Commit order in its frame.
+        is_void: True if certainly nothing more of it comes to the buffer.
+        told_s: When a frame went off that says that nothing before it is left to wait for, as far as that is so.
+        doubted_s: When the leader was asked about it.
+    """
+
+    __slots__ = ("_transaction", "asked_s", "doubted_s", "is_void", "order", "told_s")
+
+    def __init__(self, transaction: PendingCommit, order: CommitOrder) -> None:
+        self._transaction: PendingCommit | None = transaction
+        self.order = order
+        self.is_void = False
+        self.asked_s = self.doubted_s = time.monotonic()
+        self.told_s = -math.inf if order.behind else self.asked_s
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing needs to wait for it."""
+        return self.is_void or self._transaction is None or self._transaction.completion.settled
+
+    def look(self, now: float) -> None:
+        """Tell the leader what is over before it, and ask what has become of it, at intervals.
+
+        A commit whose frame no leader can read is given up.
+        """
+        transaction = self._transaction
+        if transaction is not None and transaction.is_stranded():
+            self.is_void = True
+            return
+        if transaction is not None and now - self.doubted_s > DOUBT_EVERY_S:
+            self.doubted_s = now
+            transaction.doubt()
+        is_due = now - self.told_s > TELL_EVERY_S or (transaction is not None and transaction.completion.is_missing)
+        if is_due and (transaction is None or transaction.ask_again(self.order._replace(behind=0))):
+            self.told_s = now
+
+    def let_go(self) -> None:
+        """Drop the transaction of a commit that is over; otherwise both objects would be garbage in a cycle."""
+        self._transaction = None
+
+
+class PendingAbort(Protocol):
+    """Transaction whose abort was asked for."""
+
+    @property
+    def completion(self) -> Completion:
+        """Outcome of the transaction."""
+        ...
+
+    def abort_again(self) -> None:
+        """Send its ABORT frame once more."""
+        ...
+
+    def doubt(self) -> None:
+        """Have the leader asked about it."""
+        ...
+
+
+class AskedAbort:
+    """Abort that was asked for: its leader is asked about it now and then, as about a commit."""
+
+    __slots__ = ("_doubted_s", "_in_flight", "_transaction")
+
+    def __init__(self, transaction: PendingAbort, in_flight: CommitsInFlight) -> None:
+        self._transaction = transaction
+        self._in_flight = in_flight
+        self._doubted_s = time.monotonic()
+        in_flight.add(self)
+
+    def look(self, now: float) -> None:
+        """See :meth:`AskedCommit.look`."""
+        transaction = self._transaction
+        if transaction.completion.settled:
+            self._in_flight.remove(self)
+            return
+        if transaction.completion.is_missing:
+            transaction.abort_again()
+        if now - self._doubted_s > DOUBT_EVERY_S:
+            self._doubted_s = now
+            transaction.doubt()
+
+
+class CommitsInFlight:
+    """Lines of commit numbers in which something may be in flight, and aborts, of all clients of one connection."""
+
+    def __init__(self) -> None:
+        self._lines: dict[SessionCommitNumbers | AskedAbort, None] = {}
+
+    def add(self, line: SessionCommitNumbers | AskedAbort) -> None:
+        """Note that an end was asked for; a line's lock is held."""
+        self._lines[line] = None
+
+    def remove(self, line: SessionCommitNumbers | AskedAbort) -> None:
+        """Note that nothing of it is in flight; a line's lock is held."""
+        self._lines.pop(line, None)
+
+    def __len__(self) -> int:
+        """Return how many there are to look at."""
+        return len(self._lines)
+
+    def look(self) -> None:
+        """Look at each; called on the housekeeping thread."""
+        now = time.monotonic()
+        for line in list(self._lines):
+            line.look(now)
+
+
+class SessionCommitNumbers:
+    """Commit numbers of one session in one group. Safe to use from several threads."""
+
+    def __init__(self, connection: int, epoch: int, in_flight: CommitsInFlight) -> None:
+        self._connection = connection
+        self._epoch = epoch
+        self._in_flight = in_flight
+        self._lock = threading.Lock()
+        self._last = 0
+        self._asked: deque[AskedCommit] = deque()
+        """Commits that may be in flight, in their order; behind the first there may be some that are over."""
+        self._tidy_at = 1_000
+
+    def ask(self, transaction: PendingCommit) -> AskedCommit:
+        """Return the next number, for a commit that is asked for now."""
+        with self._lock:
+            asked = self._asked
+            while asked and asked[0].is_over:
+                asked.popleft().let_go()
+            if len(asked) >= self._tidy_at:
+                for item in asked:
+                    if item.is_over:
+                        item.let_go()
+                asked = self._asked = deque(item for item in asked if not item.is_over)
+                self._tidy_at = max(2 * len(asked), 1_000)
+            number = self._last = self._last + 1
+            behind = number - asked[0].order.number if asked else 0
+            fresh = AskedCommit(
+                transaction, CommitOrder(self._connection, self._epoch, number, min(behind, BEHIND_MAX))
+            )
+            asked.append(fresh)
+            self._in_flight.add(self)
+            return fresh
+
+    def look(self, now: float) -> None:
+        """Tell the leader what is over where it may be waiting for that; ``now`` is monotonic, in seconds."""
+        with self._lock:
+            asked = self._asked
+            while asked and asked[0].is_over:
+                asked.popleft().let_go()
+            if not asked:
+                self._in_flight.remove(self)
+                return
+            first = asked[0]
+        if now - first.asked_s > TELL_AGAIN_S:
+            first.look(now)
+
+
+_SESSIONS_KEPT: Final = 2
+"""Sessions of a client in one group whose commits are numbered: those before are fenced."""
+
+
+class CommitNumbers:
+    """Commit numbers of one client. Safe to use from several threads."""
+
+    __slots__ = ("_connections", "_in_flight", "_lines", "_lock", "_next_counter")
+
+    def __init__(self, next_counter: Callable[[GroupName], int], in_flight: CommitsInFlight | None = None) -> None:
+        """Start without any; one counter of ``next_counter`` names this client's line in a group."""
+        self._next_counter = next_counter
+        self._in_flight = CommitsInFlight() if in_flight is None else in_flight
+        self._connections: dict[GroupName, int] = {}
+        self._lines: dict[tuple[GroupName, int], SessionCommitNumbers] = {}
+        self._lock = threading.Lock()
+
+    def abort(self, transaction: PendingAbort) -> None:
+        """Look after an abort that was asked for."""
+        AskedAbort(transaction, self._in_flight)
+
+    def of(self, group: GroupName, epoch: int) -> SessionCommitNumbers:
+        """Return the commit numbers of a session in a group.
+
+        Raises:
+            ZooKeeperUnavailableError, UnknownWriteError: this client could not be given a number; nothing was asked
+                for.
+        """
+        line = self._lines.get((group, epoch))
+        if line is not None:
+            return line
+        with self._lock:
+            connection = self._connections.get(group)
+            if connection is None:
+                connection = self._connections[group] = self._next_counter(group) & CONNECTION_MAX
+            fresh = SessionCommitNumbers(connection, epoch, self._in_flight)
+            line = self._lines.setdefault((group, epoch), fresh)
+            for over in sorted(of for where, of in self._lines if where == group)[:-_SESSIONS_KEPT]:
+                del self._lines[group, over]
+            return line

@@ -1,12 +1,14 @@
 """Transactions as the application sees them: write, then commit or abort, and learn the outcome.
 
-The commit is asked for in the buffer of the first stream, behind everything else that went there; what went to the
-buffers of other streams must be acknowledged before, since there is no order between two partitions. Whatever happens
-on the way, the commit log decides: whoever asked to commit or abort waits for the control record.
+The commit is asked for in the buffer of the first stream, behind everything else that went there. Writes to the buffers
+of other streams must be acknowledged before, since there is no order between two partitions. In any case the commit log
+decides: commits and aborts wait for the control record.
 
 Threads: callers hold ``_lock`` while they write or ask for an end. Delivery callbacks run on the delivery thread and
 take no lock, see :mod:`rollbridge.client.sender`; a commit held back for other buffers is therefore handed over by
 popping it from a list, which only one thread can succeed in.
+
+Tour of a commit, stop 1 of 8: see docs/tour.md.
 """
 
 from __future__ import annotations
@@ -24,20 +26,27 @@ from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from confluent_kafka import TopicPartition
 
-from rollbridge.arguments import checked
-from rollbridge.calls import Deadline, Duration, Timeout, answers_within
-from rollbridge.client.frame_writer import (
-    Join,
-    ManifestRoom,
-    PartWriter,
-    condition_bytes,
-    offsets_bytes,
-    piece_bytes,
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import Deadline, Duration, Timeout, answers_within
+from rollbridge.base.ids import OWNER_PART
+from rollbridge.base.logs import limited
+from rollbridge.base.metrics import Unfinished
+from rollbridge.buffer.frames import (
+    HEADER,
+    MAGIC,
+    REASON_CHARACTERS_MAX,
+    SAVEPOINT_VERSION,
+    STREAMS_MAX,
+    VERSION,
+    FrameKind,
+    Manifest,
+    PieceKey,
+    encode_abort,
+    encode_extend,
 )
-from rollbridge.client.futures import Completion, OutcomeFuture, PartStream
-from rollbridge.client.identity import AskedCommit
+from rollbridge.client.frame_writer import Join, ManifestRoom, PartWriter, condition_bytes, offsets_bytes, piece_bytes
+from rollbridge.client.futures import Completion, OutcomeFuture, PartStream, TransactionSpan
 from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, Savepoint, find_ends
-from rollbridge.client.runtime import BeginPlan, Runtime, check_not_moved, extension_ms, new_condition, with_condition
 from rollbridge.client.savepoints import (
     SavepointFuture,
     SavepointLog,
@@ -48,7 +57,18 @@ from rollbridge.client.savepoints import (
     records_by_stream,
 )
 from rollbridge.client.sender import Delivered, Undelivered
-from rollbridge.client.writing import Writing
+from rollbridge.client.sessions import AskedCommit
+from rollbridge.client.writing import (
+    BeginPlan,
+    TransactionContext,
+    Writing,
+    check_not_moved,
+    extension_ms,
+    new_condition,
+    with_condition,
+)
+from rollbridge.commitlog.commit_order import CommitOrder
+from rollbridge.commitlog.control import CONTROL_RECORD_BYTES_MAX, is_too_scattered, scattered_reason
 from rollbridge.consumer.commits import check_offsets
 from rollbridge.errors import (
     AlreadyAbortedError,
@@ -64,26 +84,9 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from rollbridge.kafka.ratelimit import limited
-from rollbridge.model.cas import Expected, Scope
-from rollbridge.model.client_metrics import Unfinished
-from rollbridge.model.commit_order import CommitOrder
-from rollbridge.model.conditions import StreamCondition
-from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX, is_too_scattered, scattered_reason
-from rollbridge.model.frames import (
-    HEADER,
-    MAGIC,
-    REASON_CHARACTERS_MAX,
-    SAVEPOINT_VERSION,
-    STREAMS_MAX,
-    VERSION,
-    FrameKind,
-    Manifest,
-    PieceKey,
-    encode_abort,
-    encode_extend,
-)
-from rollbridge.model.group_offsets import (
+from rollbridge.stream.conditions import Expected, Scope, StreamCondition
+from rollbridge.stream.config import outlived
+from rollbridge.stream.group_offsets import (
     METADATA_BYTES_MAX,
     NO_DETAILS,
     NO_EPOCH,
@@ -94,10 +97,7 @@ from rollbridge.model.group_offsets import (
     metadata_bytes,
     parse_group_metadata,
 )
-from rollbridge.model.ids import OWNER_PART
-from rollbridge.model.names import is_internal
-from rollbridge.model.records import outlived
-from rollbridge.tracing import TransactionSpan
+from rollbridge.stream.names import is_internal
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -109,18 +109,18 @@ T = TypeVar("T")
 
 Offsets = Mapping[tuple[str, int], int] | Iterable[TopicPartition]
 _Item = tuple[str, int, int, OffsetDetails]
-"""Topic, partition, offset and what is committed beside it."""
+"""Topic, partition, offset and its details."""
 
 ABORT_ON_ERROR_S: Final = 10.0
 """Seconds that a ``with`` block that ends by an exception waits for the abort to be logged."""
 
 
 TELL_AFTER_S: Final = 2.0
-"""How long somebody waits for an outcome before the log says that no coordinator is there, if none is."""
+"""Seconds of waiting for an outcome after which the log tells that there is no coordinator, if so."""
 _ASK_AGAIN_S: Final = 0.05
 
 
-class _Wish(Enum):
+class _RequestedEnd(Enum):
     """End that was asked for."""
 
     NONE = "none"
@@ -143,13 +143,13 @@ class Transaction(Writing):
         "_held",
         "_offsets",
         "_pieces",
+        "_requested_end",
         "_result",
         "_savepoints",
         "_span",
-        "_wish",
     )
 
-    def __init__(self, runtime: Runtime, plan: BeginPlan, counter: int) -> None:
+    def __init__(self, runtime: TransactionContext, plan: BeginPlan, counter: int) -> None:
         """Begin without waiting: the BEGIN frames go to all streams now, or to a single one with what comes next."""
         key = (plan.id_prefix | counter).to_bytes(16, "big")
         completion = Completion(key, plan.begin.client_name, plan.begin.client_epoch)
@@ -176,11 +176,13 @@ class Transaction(Writing):
                 self._send_abort_soon("its begin could not be sent to every stream")
             raise
 
-    def _prepare(self, runtime: Runtime, plan: BeginPlan, completion: Completion, counter: int, part: int) -> None:
+    def _prepare(
+        self, runtime: TransactionContext, plan: BeginPlan, completion: Completion, counter: int, part: int
+    ) -> None:
         """Set up everything but the begin."""
         super().__init__(runtime, plan, completion, counter, part)
         completion.ends_here = True
-        self._wish = _Wish.NONE
+        self._requested_end = _RequestedEnd.NONE
         self._pieces: list[Piece] = []
         self._before: list[Piece] = []  # of parts before the present one, and in force
         self._former: list[PartWriter] = []  # that wrote here before the transaction was rolled back
@@ -197,7 +199,7 @@ class Transaction(Writing):
 
     def _join(self, name: str) -> PartStream:
         """Have a stream join the transaction; called under the lock. If this raises, nothing has changed."""
-        known, plan = self._writer.lanes, self._plan
+        known, plan = self._writer.part_streams, self._plan
         view = self._runtime.catalog.view(name)
         route = view.route
         if route.stream in known:
@@ -245,9 +247,9 @@ class Transaction(Writing):
         return self._plan.begin.label
 
     def commit(self, parts: Sequence[PartHandle] = (), timeout: Timeout = None) -> CommitResult:
-        """Make everything visible, all or nothing, and return where it stands.
+        """Make everything visible, all or nothing, and return the result.
 
-        Asking again gives the same answer, or waits on; so does asking from another process, see
+        Asking again gives the same answer, or continues to wait; so does asking from another process, see
         :meth:`rollbridge.Bridge.resume` and :meth:`rollbridge.Bridge.outcome`. Transient faults are retried until the
         time is up.
 
@@ -260,7 +262,7 @@ class Transaction(Writing):
             TransactionRefusedError: a condition of the transaction does not hold; nothing of it is visible.
             TransactionExpiredError, AlreadyAbortedError, TransactionAbortedError, IncompleteError: nothing of it is
                 visible.
-            ClientFencedError: a newer session of this client, or whoever resumed the transaction, has taken it over.
+            ClientFencedError: a newer session of this client, or the process that resumed it, has taken it over.
             OutcomeUnknownError: no answer in time; ask again, here or with its id.
             InvalidRequestError: not parts of this transaction; nothing was asked for.
             TransactionTooLargeError: the parts name too many segments, or have too many frames; nothing was asked for,
@@ -271,7 +273,7 @@ class Transaction(Writing):
     def commit_async(self, parts: Sequence[PartHandle] = ()) -> CommitFuture:
         """Ask for the commit; the future returns what :meth:`commit` returns."""
         with self._lock:
-            if self._wish is _Wish.NONE and not self._completion.closed:
+            if self._requested_end is _RequestedEnd.NONE and not self._completion.closed:
                 others: list[Piece] = []
                 if parts:
                     others = self._check_parts(parts)
@@ -358,7 +360,7 @@ class Transaction(Writing):
             )
 
     def _placed(self, items: Iterable[_Item]) -> Iterator[tuple[tuple[str, int], int, OffsetDetails]]:
-        """Yield offsets by Kafka's topics and partitions, without those of removed segments, which nobody reads."""
+        """Yield offsets by Kafka's topics and partitions, without those of removed segments, which have no readers."""
         for topic, partition, offset, beside in items:
             # Also of an adopted topic: its partitions are segments, but what follows a scale lies elsewhere.
             stream = None if "/" not in topic and is_internal(topic) else self._runtime.catalog.find(topic)
@@ -373,10 +375,10 @@ class Transaction(Writing):
     ) -> None:
         """Commit this transaction only if a stream still ends where ``sn`` says: compare-and-set for many records.
 
-        The leader checks the condition when it merges the transaction: nobody else's record can come between the check
-        and the records of this transaction. Own records do not count. If the condition does not hold, the transaction
-        ends as aborted, and the commit raises :class:`~rollbridge.errors.TransactionRefusedError` with the SN that is
-        there. Several conditions must all hold.
+        The leader checks the condition when it merges the transaction: no other record can come between the check and
+        the records of this transaction. Own records do not count. If the condition does not hold, the transaction ends
+        as aborted, and the commit raises :class:`~rollbridge.errors.TransactionRefusedError` with the SN that is there.
+        Several conditions must all hold.
 
         Args:
             stream: ``scope/stream`` of the transaction's group, or its adopted topic; it joins the transaction if it is
@@ -394,12 +396,14 @@ class Transaction(Writing):
             InvalidNameError, ScopeNotFoundError, StreamNotFoundError, GroupMismatchError, ZooKeeperUnavailableError: as
                 :meth:`write`; the transaction stays usable.
         """
-        lane = self._writer.lanes.get(stream)
-        wanted = new_condition(self._runtime, stream if lane is None else lane.route.stream, key, sn, scope)
+        part_stream = self._writer.part_streams.get(stream)
+        wanted = new_condition(
+            self._runtime, stream if part_stream is None else part_stream.route.stream, key, sn, scope
+        )
         with self._lock:
             if self._finished or self._completion.closed:
                 raise self._refusal()
-            condition = StreamCondition(self._writer.lane_of(stream).place, wanted)
+            condition = StreamCondition(self._writer.part_stream_of(stream).place, wanted)
             conditions = with_condition(self._conditions, condition)
             self._writer.room.take(condition_bytes(condition), self.id, "this condition was not taken, the others were")
             self._conditions = conditions
@@ -488,9 +492,9 @@ class Transaction(Writing):
         """Go back to a savepoint: what was written, sent as offsets or expected after it does not count.
 
         Futures of such records raise :class:`~rollbridge.errors.RolledBackError`; those of earlier ones stay good. The
-        transaction goes on from there, with the streams that it has by now. Savepoints after this one are gone. What
-        was written and does not count still counts towards the limits of a transaction, and it can be resumed and
-        rolled back 1,000 times in all.
+        transaction continues from there, with its present streams. Savepoints after this one are gone. Records that do
+        not count still count towards the limits of a transaction, and it can be resumed and rolled back 1,000 times in
+        all.
 
         Args:
             savepoint: One of this transaction that was made by this object, or the ``last_savepoint`` of a resumed one,
@@ -519,8 +523,8 @@ class Transaction(Writing):
                 self._go_on_as(part)
             self._before = [piece for piece in savepoint.pieces if piece.part != self._writer.part]
             kept = pieces_of(savepoint.pieces)
-            for slot in [slot for writer in self._former for slot in writer.slots()]:
-                slot.kept = kept.get(PieceKey(slot.part, slot.place, slot.number), 0)
+            for part_segment in [part_segment for writer in self._former for part_segment in writer.slots()]:
+                part_segment.kept = kept.get(PieceKey(part_segment.part, part_segment.place, part_segment.number), 0)
             self._offsets = {item.group_id: item for item in savepoint.offsets}
             self._conditions = savepoint.conditions
             self._writer.room.bytes = self._room_of(savepoint)
@@ -537,10 +541,9 @@ class Transaction(Writing):
         self._check_deliveries()
 
     def _go_on_as(self, part: int) -> None:
-        """Go on under another part number, so that nothing counts any more which the present one has written since.
+        """Continue under another part number, so that writes since the savepoint do not count any more.
 
-        BEGIN frames say so in all buffers, as where somebody resumes the transaction. They count only while nobody has
-        done that.
+        BEGIN frames say so in all buffers, as at a resume. They count only while no other client has resumed it.
         """
         old = self._writer
         header = self._key_of(FrameKind.BEGIN, part=part, former=old.part)
@@ -585,7 +588,7 @@ class Transaction(Writing):
         return self._writer.count + sum(piece.records for piece in self._before if piece.part in former)
 
     def extend(self, lease: Duration, timeout: Timeout = None) -> datetime:
-        """Let the transaction stay open for longer: until so long after now, and never for less than before.
+        """Extend the lease: the transaction may stay open until so long after now, never less than before.
 
         Leases need no renewal; this is for those that turn out too short. It takes a round trip to the leader.
 
@@ -594,7 +597,7 @@ class Transaction(Writing):
             timeout: How long to wait for the answer; the connection's ``commit_timeout`` by default.
 
         Returns:
-            When its lease ends, as the leader has it: not later than before if somebody else has resumed the
+            When its lease ends, as the leader has it: not later than before if another client has resumed the
             transaction.
 
         Raises:
@@ -621,13 +624,13 @@ class Transaction(Writing):
             ) from fault
 
     def abort(self, reason: str = "client", timeout: Timeout = None) -> None:
-        """Make sure that nothing of it will ever be visible, and return once that is decided.
+        """Abort the transaction, and return once that is decided: nothing of it will ever be visible.
 
-        Asking again, from wherever, gives the same answer.
+        Asking again, from any process, gives the same answer.
 
         Raises:
             AlreadyCommittedError: its commit was decided before.
-            ClientFencedError: a newer session of this client, or whoever resumed the transaction, has taken it over.
+            ClientFencedError: a newer session of this client, or the process that resumed it, has taken it over.
             OutcomeUnknownError: no answer in time; ask again, here or with its id.
         """
         self._ask(lambda: self.abort_async(reason), timeout, "abort")
@@ -635,14 +638,14 @@ class Transaction(Writing):
     def abort_async(self, reason: str = "client") -> AbortFuture:
         """Ask for the abort; the future returns None."""
         with self._lock:
-            if self._wish is _Wish.NONE and not self._completion.closed:
+            if self._requested_end is _RequestedEnd.NONE and not self._completion.closed:
                 key, value = self._key_of(FrameKind.ABORT), encode_abort(reason[:REASON_CHARACTERS_MAX])
                 if self._outbox is None:
                     self._emit(0, key, value)
                 else:
                     delivered = self._delivered if self._sent else self._first_delivered
                     self._send_with_outbox(key, value, delivered, data=False)
-                self._wish = _Wish.ABORT
+                self._requested_end = _RequestedEnd.ABORT
                 self._completion.closed = True
                 self._runtime.commits.abort(self)
                 if self._span is not None:
@@ -656,14 +659,14 @@ class Transaction(Writing):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            if self._wish is not _Wish.ABORT:
+            if self._requested_end is not _RequestedEnd.ABORT:
                 self.commit()
             return
         try:
             patience = min(ABORT_ON_ERROR_S, self._runtime.commit_timeout_s)
             self.abort(reason=f"{type(error).__name__}: {error}", timeout=patience)
         except RollbridgeError as second:
-            logger.warning("transaction %s was not seen to abort after an exception: %s", self.id, second)
+            logger.warning("transaction.abort_unseen txn=%s: %s", self.id, second)
 
     def __repr__(self) -> str:
         return f"<Transaction {self.id} of {', '.join(self.streams)}>"
@@ -672,7 +675,7 @@ class Transaction(Writing):
         """Return the answer to the commit of a settled transaction, or raise its error."""
         error = self._completion.error()
         if error is not None:
-            if type(error) is TransactionAbortedError and self._wish is not _Wish.COMMIT:
+            if type(error) is TransactionAbortedError and self._requested_end is not _RequestedEnd.COMMIT:
                 raise AlreadyAbortedError(str(error), transaction=error.transaction, reason=error.reason)
             raise error
         if not self._is_mine():
@@ -692,9 +695,9 @@ class Transaction(Writing):
             route = self._plan.routes[place]
             old = outlived(route.topic, route.kept_ms, record.begun_ms, record.decided_ms)
             if old is not None:
-                logger.warning("transaction %s is committed, and %s", self.id, old)
+                logger.warning("transaction.past_retention txn=%s: it is committed, and %s", self.id, old)
 
-    def wait_and_tell(self, timeout: float | None, wish: str) -> bool:
+    def wait_and_tell(self, timeout: float | None, requested_end: str) -> bool:
         """Wait for the outcome, and say in the log what it waits for; return False if it takes longer."""
         deadline = None if timeout is None else Deadline(timeout)
         patience = TELL_AFTER_S
@@ -704,7 +707,7 @@ class Transaction(Writing):
             why = self._runtime.explain(self._plan.group, self.id).why
             if why:
                 # Without its id, so that those of one group are told of once a minute, however many they are.
-                _waits.warning("a transaction's %s waits: %s; it goes on waiting", wish, why)
+                _waits.warning("transaction.waits end=%s: %s", requested_end, why)
                 break
             patience *= 2  # a leader may be lost later, and many may be waiting
         return self._completion.wait(None if deadline is None else deadline.left())
@@ -717,12 +720,12 @@ class Transaction(Writing):
         return sum(piece.records for piece in self._pieces)  # exactly what the manifest names is merged
 
     def _own_pieces(self) -> list[Piece]:
-        """Return the pieces that the manifest names beside the parts of other processes."""
+        """Return the pieces that the manifest names in addition to the parts of other processes."""
         pieces = self._writer.pieces()
         return [*self._before, *pieces] if self._before else pieces
 
     def _merged_pieces(self) -> Sequence[Piece]:
-        """Return the pieces among which the first and the last committed record stand."""
+        """Return the pieces that contain the first and the last committed record."""
         return self._pieces
 
     def check_aborted(self) -> None:
@@ -794,8 +797,9 @@ class Transaction(Writing):
         self._send_abort_soon("client")
 
     def doubt(self) -> None:
-        """Have the leader asked what has become of its commit."""
-        self._runtime.outcomes.doubt(self._plan.group, self._completion)
+        """Have the leader asked what has become of its end, unless it cannot have heard of it: that is still sent."""
+        if self._acked:
+            self._runtime.outcomes.doubt(self._plan.group, self._completion)
 
     def is_stranded(self) -> bool:
         """Return True if the buffer with its COMMIT frame has gone with its stream; its leader is asked about it."""
@@ -834,9 +838,9 @@ class Transaction(Writing):
             else:
                 self._held.append(manifest)
         except BaseException:
-            asked.is_void = True  # whoever asks again gets another number
+            asked.is_void = True  # a repetition gets another number
             raise
-        self._wish = _Wish.COMMIT
+        self._requested_end = _RequestedEnd.COMMIT
         self._completion.closed = True
         if self._acked_elsewhere >= self._sent_elsewhere:
             self._send_held()  # the last acknowledgement came in between
@@ -860,7 +864,7 @@ class Transaction(Writing):
     def _abandon(self) -> None:
         """Abort after a send that failed before the commit was asked for, and tell everybody at once."""
         self._send_abort_soon(f"incomplete: {self._completion.failure}")
-        self._wish = _Wish.ABORT
+        self._requested_end = _RequestedEnd.ABORT
         self._completion.fail()
 
     def _send_abort_soon(self, reason: str) -> None:
@@ -910,7 +914,7 @@ class Transaction(Writing):
         log = self._savepoints
         return super()._answered() + (0 if log is None else log.unsent)
 
-    def _ask(self, ask: Callable[[], OutcomeFuture[T]], timeout: Timeout, wish: str) -> T:
+    def _ask(self, ask: Callable[[], OutcomeFuture[T]], timeout: Timeout, requested_end: str) -> T:
         """Ask, retrying while that is not possible, and wait for the answer."""
         timeout_s = self._seconds(timeout)
         deadline = Deadline(timeout_s)
@@ -921,24 +925,26 @@ class Transaction(Writing):
             except UnavailableError as fault:
                 if deadline.passed():
                     raise OutcomeUnknownError(
-                        f"the {wish} of transaction {self.id} could not be asked for within {timeout_s:g} s ({fault}); "
-                        "as far as is known here it is still open: ask again",
+                        f"the {requested_end} of transaction {self.id} could not be asked for within {timeout_s:g} s "
+                        f"({fault}); as far as is known here it is still open: ask again",
                         transaction=str(self.id),
                     ) from fault
                 self._runtime.sender.wait_until(lambda: False, _ASK_AGAIN_S)
         try:
             return future.result(deadline.left())
         except TransactionAbortedError as fault:
-            if self._wish is not _Wish.ABORT and not isinstance(fault, TransactionRefusedError):  # explains itself
+            if self._requested_end is not _RequestedEnd.ABORT and not isinstance(
+                fault, TransactionRefusedError
+            ):  # explains itself
                 fault.tell(self._runtime.explain(self._plan.group, self.id).events)
             raise
         except TimeoutError:
             found = self._runtime.explain(self._plan.group, self.id)
         if future.done():  # decided while its leader was asked
-            return self._ask(lambda: future, 0, wish)
+            return self._ask(lambda: future, 0, requested_end)
         when = "that is over" if found.is_read else "its leader reads that"
         unknown = OutcomeUnknownError(
-            f"the {wish} of transaction {self.id} was asked for, but not answered within {timeout_s:g} s: "
+            f"the {requested_end} of transaction {self.id} was asked for, but not answered within {timeout_s:g} s: "
             f"{found.why or 'its leader is at work'}; it is carried out once {when}, unless a newer session of this "
             "client begins before: ask again to learn the outcome",
             transaction=str(self.id),
@@ -1061,4 +1067,4 @@ def _details_of(item: TopicPartition) -> OffsetDetails:
 def _ignore(fault: Undelivered | None) -> None:
     """Log an end that could not be delivered: an abort that does not arrive becomes one by expiry in the end."""
     if fault is not None:
-        logger.warning("an end could not be asked for again: %s", fault)
+        logger.warning("end.undelivered: %s", fault)

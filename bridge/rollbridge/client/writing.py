@@ -1,4 +1,6 @@
-"""Common base of a transaction and its parts: records go in, frames go out, deliveries are counted.
+"""Plans from which transactions begin, their conditions, and the base of a transaction and its parts.
+
+Records go in, frames go out, deliveries are counted.
 
 Callers hold ``_lock``, also while :meth:`~rollbridge.client.sender.FrameSender.send` waits for room. Delivery callbacks
 run on the sender's thread and must not take it.
@@ -9,20 +11,331 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from rollbridge.arguments import NOT_BYTES, as_bytes, as_timestamp, checked, from_fault_on, not_text
-from rollbridge.calls import Timeout, as_seconds, in_chunks
+from rollbridge.base.arguments import NOT_BYTES, as_bytes, as_timestamp, checked, from_fault_on, not_text
+from rollbridge.base.deadlines import Duration, Timeout, as_seconds, as_timedelta, in_chunks
+from rollbridge.base.forks import GONE
+from rollbridge.base.ids import TransactionId
+from rollbridge.base.logs import limited
+from rollbridge.base.metrics import TransactionCounts
+from rollbridge.base.tracing import find_tracer
+from rollbridge.buffer.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
 from rollbridge.client.frame_writer import HOLD_S, Join, Outbox, PartWriter, check_parts
-from rollbridge.client.futures import Completion, Headers, PartStream, WriteFuture
+from rollbridge.client.futures import Completion, FrameLimits, Headers, PartStream, WriteFuture
+from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.client.results import PartHandle
-from rollbridge.client.runtime import BeginPlan, Runtime
-from rollbridge.client.sender import Delivered, Undelivered
-from rollbridge.errors import IncompleteError, TransactionClosedError, UnavailableError
-from rollbridge.forks import GONE
+from rollbridge.client.sender import Delivered, FrameSender, Undelivered
+from rollbridge.client.sessions import ClientSessions, CommitNumbers
+from rollbridge.commitlog.outcomes import RETAIN_DEFAULT
+from rollbridge.config import ClientOptions
+from rollbridge.errors import (
+    GroupMismatchError,
+    IncompleteError,
+    InvalidRequestError,
+    InvalidTimeoutError,
+    TransactionClosedError,
+    UnavailableError,
+)
 from rollbridge.kafka.batches import Compression
-from rollbridge.model.ids import TransactionId
+from rollbridge.metadata.catalog import Catalog
+from rollbridge.metadata.changes import moved_fault
+from rollbridge.stream.conditions import (
+    CONDITIONS_MAX,
+    KEY_BYTES_MAX,
+    Condition,
+    Expected,
+    Scope,
+    StreamCondition,
+    as_scope,
+    as_sn,
+    place_of,
+)
+from rollbridge.stream.config import FOREVER, StreamConfig
+from rollbridge.stream.names import GroupName
+from rollbridge.stream.reading import KeyLineage
+from rollbridge.stream.routing import Route, StreamView
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+_leases: Final = limited(logging.getLogger(f"{__name__}.leases"))
+
+
+class Explained(NamedTuple):
+    """Why a transaction has no outcome yet.
+
+    Attributes:
+        why: Who does not answer, or what its leader waits for, in half a sentence; empty if for nothing.
+        events: Its last events that its leader saw, one line each.
+        is_read: True if the leader has read that its end was asked for.
+    """
+
+    why: str
+    events: Sequence[str] = ()
+    is_read: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionContext:
+    """ClientContext of one connection."""
+
+    sender: FrameSender
+    catalog: Catalog
+    outcomes: OutcomeTail
+    limits: FrameLimits
+    commit_timeout_s: float
+    commits: CommitNumbers
+    lease_max: timedelta
+    lease_end: Callable[[GroupName, TransactionId, float], datetime]
+    """Returns when the lease of an open transaction ends, as its leader says once it has read all that was written
+    before; raises TransactionClosedError if it has ended. Takes a time-out in seconds."""
+    explain: Callable[[GroupName, TransactionId], Explained]
+    """Says why a transaction has no outcome yet, and what its leader saw, if that answers within a moment."""
+    counts: TransactionCounts = field(default_factory=TransactionCounts)
+    tracer: Tracer | None = field(default_factory=find_tracer)
+    """Records spans; None without OpenTelemetry."""
+    check_savepoints: Callable[[], None] = lambda: None
+    """Raises if some coordinator that may lead does not know savepoints."""
+    claim_part: Callable[[GroupName, TransactionId, float], int] = lambda *_: 1
+    """Returns an unused part number of an open transaction, once it is on record. Takes a time-out in seconds."""
+
+
+def check_not_moved(config: StreamConfig) -> None:
+    """Raise InvalidRequestError if no leader takes transactions of a stream: an earlier version has moved it."""
+    if config.was_moved:
+        raise InvalidRequestError(f"{moved_fault(config.name).reason}; nothing was written")
+
+
+@dataclass(frozen=True)
+class BeginPlan:
+    """Common part of all transactions that begin alike."""
+
+    group: GroupName
+    begin: BeginFrame
+    routes: tuple[Route, ...]
+    generation: int
+    """Generation of the catalog when this was derived."""
+    begin_value: bytes = field(init=False)
+    buffers: tuple[tuple[str, int], ...] = field(init=False)
+    """Topic and number of partitions of each stream's buffer."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "begin_value", self.begin.encode())
+        object.__setattr__(
+            self, "buffers", tuple((route.buffer_topic, route.buffer_partitions) for route in self.routes)
+        )
+
+    @cached_property
+    def id_prefix(self) -> int:
+        """Upper bits of the ids: the reference epoch of the first stream."""
+        return TransactionId.of(self.routes[0].epoch, 0).value
+
+
+def extension_ms(lease: Duration, lease_max: timedelta) -> int:
+    """Return for how long a lease is to be extended, ms.
+
+    Raises:
+        InvalidTimeoutError: not positive, or longer than a lease may be; nothing was changed.
+    """
+    lease = as_timedelta(lease)
+    if not timedelta(milliseconds=1) <= lease <= lease_max:
+        raise InvalidTimeoutError(
+            f"a lease may be extended by up to {lease_max} from now on, not by {lease}; nothing was changed"
+        )
+    return lease // timedelta(milliseconds=1)
+
+
+_PLANS_MAX: Final = 1_000
+_Wanted = tuple[tuple[str, ...], Timeout, str | None, Timeout]
+"""Arguments of a begin: streams, lease, label and time to remember the outcome."""
+
+
+class Planner:
+    """Maker of the plans of one client's transactions, kept until a stream or the client's session changes."""
+
+    __slots__ = (
+        "_catalog",
+        "_client_name",
+        "_lease_limit",
+        "_lease_limits",
+        "_options",
+        "_outcomes",
+        "_plans",
+        "_plans_max",
+        "_session",
+        "_sessions",
+    )
+
+    def __init__(
+        self,
+        client_name: str,
+        options: ClientOptions,
+        catalog: Catalog,
+        outcomes: OutcomeTail,
+        sessions: ClientSessions,
+        lease_limit: Callable[[GroupName], tuple[str, timedelta] | None],
+        plans_max: int = _PLANS_MAX,
+    ) -> None:
+        """Start without plans, of which so many are kept.
+
+        ``lease_limit`` looks up a group's leader and the longest lease it grants, if known.
+        """
+        self._client_name = client_name
+        self._options = options
+        self._catalog = catalog
+        self._outcomes = outcomes
+        self._sessions = sessions
+        self._lease_limit = lease_limit
+        self._lease_limits: dict[GroupName, timedelta] = {}
+        self._plans: dict[_Wanted, BeginPlan] = {}
+        self._plans_max = plans_max
+        self._session = sessions.changes
+
+    def plan(self, streams: tuple[str, ...], timeout: Timeout, label: str | None, retain: Timeout) -> BeginPlan:
+        """Return the plan of a transaction; raise as :meth:`rollbridge.Bridge.begin` does."""
+        wanted = (streams, timeout, label, retain)
+        if self._session != self._sessions.changes:
+            self._session = self._sessions.changes
+            self._plans.clear()
+        plan = self._plans.get(wanted)
+        if plan is None or plan.generation != self._catalog.generation:
+            plan = self._make(*wanted)
+            if len(self._plans) >= self._plans_max:
+                self._plans.clear()
+            self._plans[wanted] = plan
+        return plan
+
+    def _make(self, streams: tuple[str, ...], timeout: Timeout, label: str | None, retain: Timeout) -> BeginPlan:
+        if not streams:
+            raise InvalidRequestError("a transaction needs at least one stream; nothing was written")
+        if len(streams) > STREAMS_MAX:
+            raise InvalidRequestError(
+                f"a transaction spans at most {STREAMS_MAX} streams, not {len(streams)}; nothing was written"
+            )
+        if len(set(streams)) < len(streams):
+            raise InvalidRequestError(f"a stream is named twice: {', '.join(streams)}; nothing was written")
+        if label is not None and len(label) > LABEL_CHARACTERS_MAX:
+            raise InvalidRequestError(
+                f"a label has at most {LABEL_CHARACTERS_MAX} characters, not {len(label)}; nothing was written"
+            )
+        lease = self._options.lease if timeout is None else as_timedelta(timeout)
+        kept = None if retain is None else as_timedelta(retain)
+        if not timedelta(milliseconds=1) <= lease <= self._options.lease_max:
+            raise InvalidTimeoutError(
+                f"a transaction may stay open for up to {self._options.lease_max}, not for {lease}; nothing was written"
+            )
+        if kept is not None and kept < timedelta(0):
+            raise InvalidTimeoutError(f"an outcome cannot be remembered for {kept}; nothing was written")
+        generation = self._catalog.generation
+        views = [self._catalog.view(stream) for stream in streams]
+        group = views[0].config.group
+        for view in views:
+            check_not_moved(view.config)
+            if view.config.group != group:
+                raise GroupMismatchError(
+                    f"{streams[0]} belongs to group {group} and {view.config.name} to group {view.config.group}; "
+                    "a transaction spans streams of one group only; nothing was written"
+                )
+        self._check_lease(group, lease)
+        self._outcomes.follow(group, self._options.connect_timeout_s)
+        routes = tuple(view.route for view in views)
+        _warn_of_retention(routes, lease)
+        begin = BeginFrame(
+            self._client_name,
+            self._sessions.epoch(group, self._options.admin_timeout_s),
+            label,
+            lease // timedelta(milliseconds=1),
+            {route.stream: route.epoch for route in routes},
+            RETAIN_DEFAULT if kept is None else kept // timedelta(milliseconds=1),
+        )
+        return BeginPlan(group, begin, routes, generation)
+
+    def _check_lease(self, group: GroupName, lease: timedelta) -> None:
+        """Refuse a lease over the limit of the group's leader if that is known; the leader refuses it anyway.
+
+        A limit learnt before is enough to let a lease pass; it is looked up again before one is refused.
+        """
+        if lease <= self._lease_limits.get(group, timedelta(0)):
+            return
+        try:
+            found = self._lease_limit(group)
+        except UnavailableError:
+            return
+        if found is None:
+            return
+        leader, limit = found
+        self._lease_limits[group] = limit
+        if lease > limit:
+            raise InvalidTimeoutError(
+                f"coordinator {leader} lets a transaction of group {group} stay open for up to {limit} (its setting "
+                f"lease_ms_max), not for {lease}; nothing was written"
+            )
+
+
+def _warn_of_retention(routes: Iterable[Route], lease: timedelta) -> None:
+    for route in routes:
+        if FOREVER < route.kept_ms < lease // timedelta(milliseconds=1):
+            _leases.warning(
+                "lease.beyond_retention topic=%s retention=%s lease=%s: records older than retention.ms at the "
+                "commit may be deleted soon after; give a shorter lease, a longer retention.ms, or count from the "
+                "commit: rollbridge stream update %s --timestamps commit",
+                route.topic,
+                timedelta(milliseconds=route.kept_ms),
+                lease,
+                route.topic,
+            )
+
+
+def new_condition(
+    runtime: TransactionContext, stream: str, key: bytes | None, sn: Expected, scope: Scope | str
+) -> Condition:
+    """Return the condition that a user states about a stream.
+
+    Raises:
+        InvalidRequestError: no record of this key can have that SN.
+    """
+    if not isinstance(key, bytes | None):
+        raise InvalidRequestError(f"a key is bytes, not {type(key).__name__}; nothing was sent")
+    condition = Condition(as_sn(sn), as_scope(scope), key)
+    try:
+        _check_place(runtime.catalog.view(stream), stream, condition)
+    except InvalidRequestError:
+        # The SN may come from an epoch that is not cached here yet.
+        _check_place(runtime.catalog.read(stream), stream, condition)
+    return condition
+
+
+def with_condition(known: tuple[StreamCondition, ...], condition: StreamCondition) -> tuple[StreamCondition, ...]:
+    """Return the conditions of a transaction with one more.
+
+    Raises:
+        InvalidRequestError: too many, or their keys are too large.
+    """
+    whole = sum(len(item.condition.key or b"") for item in (*known, condition))
+    if len(known) >= CONDITIONS_MAX or whole > KEY_BYTES_MAX:
+        raise InvalidRequestError(
+            f"a transaction has at most {CONDITIONS_MAX} conditions, and {KEY_BYTES_MAX} bytes of keys in them; this "
+            "one was not taken, the others were"
+        )
+    return (*known, condition)
+
+
+def _check_place(view: StreamView, stream: str, condition: Condition) -> None:
+    if condition.key is None and len(view.history.active.segments) > 1:
+        raise InvalidRequestError(
+            f"{stream} has several segments: a condition needs a key to choose one; nothing was sent"
+        )
+    try:
+        lineage = KeyLineage.of(view.config, view.history, condition.key)
+    except UnavailableError:
+        return  # a scale is in progress; the leader will check
+    place_of(condition.expected, lineage)
+
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +362,9 @@ class Writing:
         "_writer",
     )
 
-    def __init__(self, runtime: Runtime, plan: BeginPlan, completion: Completion, counter: int, part: int) -> None:
+    def __init__(
+        self, runtime: TransactionContext, plan: BeginPlan, completion: Completion, counter: int, part: int
+    ) -> None:
         self._runtime = runtime
         self._plan = plan
         self._completion = completion
@@ -106,7 +421,7 @@ class Writing:
 
     @property
     def number(self) -> int:
-        """Number of the part of the transaction that this object writes; 0 for whoever has begun it."""
+        """Number of the part of the transaction that this object writes; 0 for its owner."""
         return self._writer.part
 
     def write(
@@ -118,7 +433,7 @@ class Writing:
         headers: Headers = (),
         timestamp: int | None = None,
     ) -> WriteFuture:
-        """Write a record; the commit makes it visible at the place that the future then returns.
+        """Write a record; the future returns its DLSN after the commit.
 
         Args:
             stream: ``scope/stream``, or an adopted topic. One that the transaction was not begun for joins it if it is
@@ -183,7 +498,7 @@ class Writing:
         """Codec of its frames."""
         return Compression(self._runtime.limits.compression)
 
-    def lane(self, stream: str) -> PartStream:
+    def part_stream(self, stream: str) -> PartStream:
         """Return a stream as this writer writes to it, with its segments and limits; for :meth:`put_batch`.
 
         Raises as :meth:`write` does for a stream that is none of the transaction's.
@@ -192,7 +507,7 @@ class Writing:
             if self._finished or self._completion.closed:
                 raise self._refusal()
             self._grow()
-            return self._writer.lane_of(stream)
+            return self._writer.part_stream_of(stream)
 
     def _grow(self) -> None:
         """Write to partitions that were added to adopted topics since the begin, as far as they are known here."""
@@ -200,20 +515,20 @@ class Writing:
         if generation == self._looked_at:
             return
         self._looked_at = generation
-        for lane in self._writer.lanes.values():
-            route = self._runtime.catalog.grown(lane.route)
-            if route is not lane.route:
-                lane.grow(route)
+        for part_stream in self._writer.part_streams.values():
+            route = self._runtime.catalog.grown(part_stream.route)
+            if route is not part_stream.route:
+                part_stream.grow(route)
 
-    def is_prompt(self, stream: str | None = None) -> bool:
-        """Return True if a savepoint, and a batch for a stream, are handed over without asking anybody else.
+    def can_write_now(self, stream: str | None = None) -> bool:
+        """Return True if a savepoint, and a batch for a stream, are handed over without waiting for anything else.
 
         So it is where everything goes to one buffer partition, and the stream has joined, unless another thread, which
         may wait for room, is writing. A prompt thread may hand them over then, see :mod:`rollbridge.client.sender`.
         """
         if self._outbox is None or self._lock.locked():
             return False
-        return stream is None or stream in self._writer.lanes
+        return stream is None or stream in self._writer.part_streams
 
     def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
         """Write a ready-made record batch; see ``PartWriter.put_batch``.
@@ -248,7 +563,6 @@ class Writing:
         self._check_deliveries()
 
     def _answered(self) -> int:
-        """Return how many messages have been answered."""
         return self._acked + self._acked_elsewhere
 
     def leave(self) -> None:
@@ -347,7 +661,7 @@ class Writing:
 
     def _fail(self, fault: Undelivered) -> None:
         if self._completion.failure is None:
-            logger.warning("a frame of transaction %s was not delivered: %s", self.id, fault)
+            logger.warning("frame.undelivered txn=%s: %s", self.id, fault)
             what = f" ({fault.closed})" if fault.closed else ""
             self._completion.failure = fault.error(f"send a frame{what}")
 
@@ -362,7 +676,7 @@ class Part(Writing):
 
     __slots__ = ("_handle",)
 
-    def __init__(self, runtime: Runtime, plan: BeginPlan, completion: Completion, part: int) -> None:
+    def __init__(self, runtime: TransactionContext, plan: BeginPlan, completion: Completion, part: int) -> None:
         super().__init__(runtime, plan, completion, completion.transaction.counter, part)
         self._handle: PartHandle | None = None
 
@@ -372,8 +686,8 @@ class Part(Writing):
         Raises:
             TransactionTooLargeError: they could not be committed together.
         """
-        lanes = self._writer.lanes.values()
-        segments = [(lane.place, number) for lane in lanes for number in lane.route.numbers]
+        part_streams = self._writer.part_streams.values()
+        segments = [(part_stream.place, number) for part_stream in part_streams for number in part_stream.route.numbers]
         check_parts(parts, segments, each, self._writer.room.limit)
 
     def finish(self, timeout: Timeout = None) -> PartHandle:

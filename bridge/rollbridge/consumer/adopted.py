@@ -1,8 +1,8 @@
 """Readers of an adopted topic notice what its owner has done to it, so that they miss nothing and mix up nothing.
 
-A topic that was created anew has other records under the offsets of the old one. Readers look at the topic when they
-begin. From then on they are told by the fault that the leader of the stream's group writes, see ``procedures.adoption``
-of the coordinator.
+A topic that was created again has other records under the old offsets. Readers check the topic when they begin. After
+that they learn of it by the fault that the leader of the stream's group writes, see ``streams/adopt.py`` of the
+coordinator.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 
 from rollbridge.errors import ConflictError, RollbridgeError, StreamRecreatedError, TruncatedError
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.changes import TOPIC_DELETED, TOPIC_RECREATED
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.names import StreamName
-from rollbridge.model.records import StreamConfig
-from rollbridge.zookeeper.metadata import Metadata
+from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.names import StreamName
 
 Watch = Callable[[], None]
 

@@ -21,18 +21,18 @@ from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, OFFSET_INVALID, KafkaE
 from confluent_kafka import Consumer as KafkaConsumer
 from confluent_kafka import Message as KafkaMessage
 
+from rollbridge.base.logs import limited
+from rollbridge.config import ConsumerSettings
 from rollbridge.consumer.group import Membership, Owned, Phase, ReloadHistory
 from rollbridge.consumer.records import Message
-from rollbridge.consumer.settings import ConsumerSettings
 from rollbridge.errors import InvalidNameError, InvalidRequestError, KafkaUnavailableError, TruncatedError
 from rollbridge.kafka.groups import CommittedOffset, GroupOffsetStore
 from rollbridge.kafka.metadata import CodeError, Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.ratelimit import limited
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.group_offsets import GroupMember, parse_group_metadata
-from rollbridge.model.lineage import place_of_partition
-from rollbridge.model.names import Partition, StreamName, is_segment_topic, show_partition
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.group_offsets import GroupMember, parse_group_metadata
+from rollbridge.stream.names import Partition, StreamName, is_segment_topic, show_partition
+from rollbridge.stream.routing import place_of_partition
 
 # Segments and offsets that callers name
 
@@ -126,7 +126,7 @@ class PartitionNames:
             return self._offsets.end([place], Isolation.READ_COMMITTED)[place]
         if offset < 0:
             name = show_partition(place)
-            raise InvalidRequestError(f"{offset} is not an offset of {name} to go on at; nothing was committed")
+            raise InvalidRequestError(f"{offset} is not an offset of {name} to continue at; nothing was committed")
         return offset
 
 
@@ -251,11 +251,12 @@ class Commits:
 
         Does not block, not even when segments are revoked: the commit travels to the broker on the connection on which
         this member afterwards gives up the segments or leaves, and brokers answer in that order. So the next owner
-        finds the commit, and a silent broker delays nobody.
+        finds the commit, and a silent broker delays no other member.
         """
         if not self._settings.auto_commit:
             return
-        own = [self._members.owned[at] for at in segments if at in self._members.owned]
+        known = self._members.owned
+        own = [known[at] for at in segments if at in known and self._members.fault_of(at) is None]
         due = {item.place: item.handled for item in own if item.phase is Phase.OPEN and item.handled > item.sent}
         if not due:
             return
@@ -265,7 +266,7 @@ class Commits:
         try:
             self._consumer.commit(offsets=places, asynchronous=True)
         except KafkaException as exc:
-            logger.info("an automatic commit of group %s failed: %s", self._settings.group_id, exc)
+            logger.info("consumer.commit_failed group=%s: %s", self._settings.group_id, exc)
 
     def carry_out(self, places: list[TopicPartition]) -> list[TopicPartition]:
         """Commit and wait for the answer; may be called within rebalance callbacks.

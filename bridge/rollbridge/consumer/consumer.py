@@ -11,9 +11,9 @@ Members share the segments by Kafka's own group protocol. A segment is handed ou
 its predecessors to their sealed ends, whichever member read them. An application that commits manually must therefore
 commit everything it has read, not only every so many records: after a seal, nothing else may arrive until it does.
 
-An adopted topic is named as ever, and its partitions are Kafka's: the group's offsets are the topic's own, so that
-native consumers go on where this one has stopped, and the other way round. A plain topic, which no stream has adopted,
-is read as confluent-kafka does. If it is adopted or released meanwhile, reading goes on where it was.
+An adopted topic keeps its name, and its partitions are Kafka's. The group's offsets are the topic's own, so native
+consumers continue where this one has stopped, and vice versa. A plain topic, which no stream has adopted, is read as
+confluent-kafka does. If it is adopted or released meanwhile, reading continues where it was.
 
 Errors are confluent-kafka's: ``KafkaException``, ``ValueError`` for arguments that cannot be, ``RuntimeError`` once it
 is closed. An error of :mod:`rollbridge.errors` that a docstring names is the ``__cause__`` of a ``KafkaException``.
@@ -31,8 +31,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext, suppress
-from functools import partial
-from typing import Any, Final, Self
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, Self, TypeVar
 from weakref import finalize
 
 from confluent_kafka import (
@@ -46,35 +47,157 @@ from confluent_kafka import (
 )
 from confluent_kafka import Message as KafkaMessage
 
-from rollbridge.arguments import checked
-from rollbridge.calls import Deadline, Errand, answers_within
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import BackgroundCall, Deadline, answers_within
+from rollbridge.base.forks import check, hold, is_gone
+from rollbridge.base.logs import limited
+from rollbridge.base.options import keys_of, unknown, values_of
+from rollbridge.base.security import PREFIXED_KEYS, SECURITY_KEYS, take_prefixed
+from rollbridge.config import ConsumerOptions, ConsumerSettings, load_settings
 from rollbridge.consumer.adopted import BREAKING, TopicGuard
 from rollbridge.consumer.commits import Commits, PartitionNames, Rebalances, introduce
 from rollbridge.consumer.group import Membership, Owned, Phase
-from rollbridge.consumer.listing import list_all
-from rollbridge.consumer.records import Message, Origin, last_offsets
-from rollbridge.consumer.settings import consumer_settings, dotted
-from rollbridge.consumer.theirs import as_kafka_exception, as_theirs
-from rollbridge.consumer.writers import BatchFetcher, Writers
+from rollbridge.consumer.records import BatchFetcher, Message, Origin, Writers, last_offsets
 from rollbridge.errors import (
+    ConfigError,
+    ConflictError,
+    FencedError,
     InvalidNameError,
     InvalidRequestError,
     NotFoundError,
+    OutcomeUnknownError,
     RollbridgeError,
     StreamNotFoundError,
+    TruncatedError,
     UnavailableError,
 )
-from rollbridge.forks import check, hold, is_gone
-from rollbridge.kafka.clients import TICK_S, open_consumer
-from rollbridge.kafka.errors import translate
+from rollbridge.kafka.clients import CONSUMER_KEYS, TICK_S, Config, consumer_config, open_consumer
+from rollbridge.kafka.errors import AuthenticationError, NotAuthorizedError, translate
 from rollbridge.kafka.groups import GroupOffsetStore
+from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.ratelimit import limited
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.names import SegmentPlaces, StreamName, is_segment_topic, is_topic_name, show_partition
-from rollbridge.model.records import StreamState
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.config import StreamConfig, StreamState
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.names import SegmentPlaces, StreamName, is_segment_topic, is_topic_name, show_partition
+from rollbridge.stream.reading import Reset
+
+# Streams and topics in the shape of confluent-kafka's ``ClusterMetadata``.
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionView:
+    """Active segment."""
+
+    id: int
+    """Partition number of the segment."""
+    topic: str
+    """Kafka topic that holds the segment."""
+    error: None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicView:
+    """Stream with its active segments."""
+
+    topic: str
+    partitions: dict[int, PartitionView]
+    error: None = None
+
+    @classmethod
+    def of(cls, config: StreamConfig, history: EpochHistory) -> TopicView:
+        """Return the view of a stream."""
+        numbers = history.graph.partitions
+        segments = [(numbers[item.id], config.place(item.id)[0]) for item in history.active.segments]
+        return cls(str(config.name), {number: PartitionView(number, topic) for number, topic in segments})
+
+
+def list_all(
+    client: Any,
+    topic: str | None,
+    timeout: float,
+    streams: Callable[[], Iterable[StreamConfig]],
+    history: Callable[[str], EpochHistory],
+) -> Any:
+    """Return Kafka's metadata, of all topics or of one, with the streams under their names in addition.
+
+    Args:
+        client: confluent-kafka's client that asks.
+        topic: The only topic, or stream, that is wanted; None for all.
+        timeout: Of the brokers, in s; negative for none.
+        streams: Reads the configurations of all streams.
+        history: Reads the epochs of one; raises StreamNotFoundError.
+
+    Raises:
+        StreamNotFoundError: No stream has this name.
+        KafkaException: From confluent-kafka's client.
+    """
+    if topic is not None and "/" not in topic:
+        return client.list_topics(topic, timeout=timeout)
+    views: dict[str, TopicView] = {}
+    for config in streams():
+        name = str(config.name)
+        if topic in (None, name):
+            try:
+                views[name] = TopicView.of(config, history(name))
+            except StreamNotFoundError:
+                continue  # deleted meanwhile
+    if topic is not None and topic not in views:
+        raise StreamNotFoundError(f"stream {topic} does not exist")
+    metadata = client.list_topics(timeout=timeout)
+    metadata.topics = views if topic is not None else {**metadata.topics, **views}
+    return metadata
+
+
+# What callers of confluent-kafka expect: its exceptions, and its answer of a closed consumer.
+#
+# Code that was written for it catches ``KafkaException``, and looks at ``args[0].code()``. So that is what
+# :class:`rollbridge.Consumer` raises; rollbridge's own error is the ``__cause__``.
+
+
+_CODES: Final[tuple[tuple[type[RollbridgeError], int], ...]] = (
+    (NotAuthorizedError, KafkaError.TOPIC_AUTHORIZATION_FAILED),
+    (AuthenticationError, KafkaError._AUTHENTICATION),
+    (InvalidRequestError, KafkaError._INVALID_ARG),
+    (TruncatedError, KafkaError._AUTO_OFFSET_RESET),
+    (NotFoundError, KafkaError.UNKNOWN_TOPIC_OR_PART),
+    (FencedError, KafkaError._FENCED),
+    (ConflictError, KafkaError._CONFLICT),
+    (OutcomeUnknownError, KafkaError._TIMED_OUT),
+    (UnavailableError, KafkaError._TIMED_OUT),
+)
+"""Error codes; the first class that matches decides."""
+
+
+def as_kafka_exception(fault: RollbridgeError) -> KafkaException:
+    """Return an error as confluent-kafka would raise it; ``retriable()`` if the same call may succeed later."""
+    code = next((code for kind, code in _CODES if isinstance(fault, kind)), KafkaError._FAIL)
+    return KafkaException(KafkaError(code, str(fault), retriable=isinstance(fault, UnavailableError)))
+
+
+class _Checked(Protocol):
+    def check_usable(self) -> None: ...
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+C = TypeVar("C", bound=_Checked)
+
+
+def as_theirs(method: Callable[Concatenate[C, P], T]) -> Callable[Concatenate[C, P], T]:
+    """Have a method refuse a closed consumer, and raise rollbridge's errors as confluent-kafka's."""
+
+    @wraps(method)
+    def call(self: C, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            self.check_usable()
+            return method(self, *args, **kwargs)
+        except RollbridgeError as fault:
+            raise as_kafka_exception(fault) from fault
+
+    return call
+
 
 logger = limited(logging.getLogger(__name__))
 
@@ -100,7 +223,7 @@ class Consumer:
         """Connect; a subscription or an assignment comes next.
 
         Args:
-            config: confluent-kafka's settings, as far as :mod:`rollbridge.consumer.settings` allows them, and
+            config: confluent-kafka's settings, as far as rollbridge allows them, and
                 ``zookeeper`` (``host:port,...``) and ``zookeeper.root``. ``logger`` receives librdkafka's messages.
             settings: The same, with underscores for dots.
 
@@ -172,6 +295,8 @@ class Consumer:
         self._to_subscribe: list[str] | None = None
         self._is_member = False
         self._manual = False
+        self._is_interrupted = False
+        """True while messages are fetched, and once that has raised: what librdkafka had given by then is gone."""
         self._closed = self._left = False
         self._step_at = 0.0
 
@@ -283,6 +408,8 @@ class Consumer:
                 item.next = item.handled = item.sent = place.offset
             elif place.offset not in (OFFSET_BEGINNING, OFFSET_END):
                 raise InvalidRequestError(f"{place.offset} is not an offset to begin at; nothing was assigned")
+            else:
+                item.override = place.offset
             found[item] = TopicPartition(*at, place.offset)
         return found
 
@@ -360,9 +487,13 @@ class Consumer:
         while True:
             self._step()
             left_s = deadline.left()
+            self._is_interrupted, was_interrupted = True, self._is_interrupted
+            if was_interrupted:
+                self._members.rewind()
             first = self._poll(min(left_s, _SLICE_S))
+            rest = self._consumer.consume(most - 1, 0) if first is not None and most > 1 else []
+            self._is_interrupted = False
             if first is not None:
-                rest = self._consumer.consume(most - 1, 0) if most > 1 else []
                 if found := self._accept([first, *rest]):
                     self._writers.handed_out([item.raw for item in found])
                     return found
@@ -399,7 +530,7 @@ class Consumer:
             is_ours = not self._manual and place[0] not in self._members.plain
             if is_ours and isinstance(translate(error, "read"), NotFoundError):
                 # Brokers learn of new topics one after the other; whether the stream itself is gone, its epochs tell.
-                logger.info("reading %s: %s", show_partition(place), error)
+                logger.info("consumer.retrying partition=%s: %s", show_partition(place), error)
                 self._members.recheck()
                 return False
             return True
@@ -407,7 +538,7 @@ class Consumer:
             return False  # revoked between two messages
         if item.phase is not Phase.OPEN:
             where = show_partition(place)
-            logger.warning("a record of %s came although the segment waits; it will be read again", where)
+            logger.warning("consumer.record_early partition=%s: its segment waits; reading it again", where)
             self._consumer.pause([TopicPartition(*place)])
             return False
         if self._members.is_late(place, offset):
@@ -476,9 +607,9 @@ class Consumer:
         return found
 
     def _look_up(self, names: Iterable[str]) -> dict[str, SegmentPlaces | None]:
-        """Return, for each name without a scope, where the segments of the stream lie that has adopted the topic.
+        """Return where the segments lie of the stream that has adopted each name without a scope.
 
-        None stands for a plain topic, and for a pattern of topics.
+        None for a plain topic, and for a pattern of topics.
 
         Raises:
             InvalidNameError: One is the name of no topic, or that of a segment.
@@ -508,10 +639,10 @@ class Consumer:
                 named = self._look_up(self._named)
                 if named == self._named:
                     return False
-                logger.info("topics of %s were adopted or released: %s", self._settings.group_id, _changes(named))
+                logger.info("consumer.topics_changed group=%s: %s", self._settings.group_id, _changes(named))
                 self._subscribe(self._take_up(self._topics, named, at_once=False))
         except UnavailableError as fault:
-            logger.info("whether topics were adopted or released cannot be read now, trying again: %s", fault)
+            logger.info("consumer.topics_unknown: retrying: %s", fault)
             self._renamed.set()
             return False
         except RollbridgeError:
@@ -530,9 +661,9 @@ class Consumer:
     ) -> list[TopicPartition] | None:
         """Commit behind a message, or these offsets, or all that was handed out.
 
-        If only markers are left of a sealed segment, its end is committed, which lets its successors go on. In a
-        segment that was removed, or that any member has read to its end, nothing is committed any more: taking the
-        offset back would keep its successors waiting.
+        If only markers are left of a sealed segment, its end is committed, which opens its successors. In a segment
+        that was removed, or that any member has read to its end, nothing is committed any more: taking the offset back
+        would keep its successors waiting.
 
         Raises:
             InvalidRequestError: An offset is beyond what this member was given, or in a segment that waits for others:
@@ -625,7 +756,7 @@ class Consumer:
 
     @as_theirs
     def offsets_for_times(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
-        """Return the offset of the first record with the time, or a later one, that stands as offset, in ms since 1970.
+        """Return the first offset with this time (given as offset, ms since 1970) or a later one.
 
         ``OFFSET_END`` where there is none. A segment holds part of its stream's time only.
         """
@@ -634,7 +765,7 @@ class Consumer:
 
     @as_theirs
     def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
-        """Return confluent-kafka's ``ClusterMetadata``, with the streams beside the topics, or of one of these.
+        """Return confluent-kafka's ``ClusterMetadata`` with the streams as further topics, or of one of them.
 
         Raises:
             StreamNotFoundError, ZooKeeperUnavailableError.
@@ -707,14 +838,14 @@ class Consumer:
 
         librdkafka's ``close`` waits for minutes if the group coordinator is silent, so it runs on a thread of its own.
         """
-        closing: Errand[None] = Errand("rollbridge-consumer-close")
+        closing: BackgroundCall[None] = BackgroundCall("rollbridge-consumer-close")
         closing.begin(self._consumer.close)
         if closing.wait(deadline.left()):
             closing.take()  # raises what a callback has raised
         else:
             logger.warning(
-                "group %s: nobody answered within %g s, so it may not know what was processed last, and that this "
-                "member has left; it is told if somebody answers yet",
+                "consumer.close_timeout group=%s timeout_s=%g: the group may not know the last commits and that this "
+                "member has left; it is told if a broker still answers",
                 self._settings.group_id,
                 _CLOSE_S,
             )
@@ -773,17 +904,76 @@ class Consumer:
                 (self._consumer.pause if paused else self._consumer.resume)([TopicPartition(*place)])
 
     def _committed(self, error: KafkaError | None, partitions: list[TopicPartition]) -> None:
-        """Process the outcome of a commit; librdkafka calls this while polling."""
         if self._commits.confirmed(error, partitions) and self._settings.on_commit is not None:
             self._settings.on_commit(error, partitions)
 
 
 def _close_dropped(process: int, session: ZooKeeperSession) -> None:
-    """End the session of a consumer that nobody can use any more; librdkafka ends its own threads."""
+    """End the session of a dropped consumer; librdkafka ends its own threads."""
     if process == os.getpid():
-        logger.warning("consumer %s was dropped without being closed; it is closed now", session.name)
+        logger.warning("consumer.dropped client=%s: it was not closed; closing it now", session.name)
         threading.Thread(target=session.close, name="rollbridge-close", daemon=True).start()
 
 
 def _changes(named: Mapping[str, SegmentPlaces | None]) -> str:
     return ", ".join(f"{topic} is {places.stream if places else 'a plain topic'}" for topic, places in named.items())
+
+
+# Settings: confluent-kafka's names, checked against a list of those allowed. Those that load code
+# (``plugin.library.paths``) or undo a guarantee are refused by name, all at once.
+
+
+_CALLBACKS: Final = frozenset({"error_cb", "stats_cb", "throttle_cb"})
+"""Functions that are passed on to librdkafka."""
+_PLAIN_NAMES: Final = _CALLBACKS | {"on_commit", "on_delivery", "dr_cb", "logger"}
+"""Settings whose names have no dots."""
+
+
+def dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings that were given as keyword arguments, by their names."""
+    return {key if key in _PLAIN_NAMES else key.replace("_", "."): value for key, value in settings.items()}
+
+
+def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
+    """Check a configuration; missing addresses come from where :func:`rollbridge.connect` finds them.
+
+    Raises:
+        ConfigError: Settings are unknown, not allowed or wrong; the error names all of them.
+    """
+    faults = list(unknown(config, _ALLOWED, "may not be set here"))
+    values = values_of(ConsumerOptions, config, faults)
+    ConfigError.raise_for(faults)
+    options = ConsumerOptions(**values)
+    connection = load_settings(
+        {
+            "bootstrap_servers": options.bootstrap_servers,
+            "zookeeper": options.zookeeper,
+            "zookeeper_root": options.zookeeper_root,
+            "client_name": options.client_id,
+        }
+    )
+    connection = replace(connection, zookeeper_security={**connection.zookeeper_security, **take_prefixed(config)})
+    kafka = consumer_config(
+        connection.bootstrap_servers,
+        isolation=Isolation.READ_COMMITTED,
+        group_id=options.group_id,
+        security={**connection.kafka, **{key: str(config[key]) for key in SECURITY_KEYS & set(config)}},
+        client_id=connection.client_name,
+        extra={**_DEFAULTS, **{key: config[key] for key in CONSUMER_KEYS & set(config)}},
+    )
+    kafka |= {
+        "enable.partition.eof": True,
+        "partition.assignment.strategy": options.assignor,
+        # Start offsets are always explicit, so this setting only applies to deleted ones: reading continues at what
+        # is left, whatever a new group begins with, since going to the end would skip records that are still there.
+        "auto.offset.reset": "error" if options.reset is Reset.ERROR else "earliest",
+        **{key: config[key] for key in _CALLBACKS & set(config)},
+    }
+    if options.instance_id is not None:
+        kafka["group.instance.id"] = options.instance_id
+    return ConsumerSettings(**values, connection=connection, kafka=kafka)
+
+
+_DEFAULTS: Final[Config] = {"fetch.queue.backoff.ms": 5, "topic.metadata.refresh.interval.ms": 10_000}
+"""Where they differ from the library's. Partitions that were added to a topic are shared out once they are seen."""
+_ALLOWED: Final = keys_of(ConsumerOptions) | _CALLBACKS | SECURITY_KEYS | PREFIXED_KEYS | CONSUMER_KEYS

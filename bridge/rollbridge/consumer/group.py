@@ -1,12 +1,11 @@
 """One member of a consumer group: which of its segments may be read, and the commits that open and close them.
 
-:mod:`rollbridge.model.reader_group` decides; this module carries the decisions out. An assigned segment stays paused
+:mod:`rollbridge.stream.reading` decides; this module carries the decisions out. An assigned segment stays paused
 until it may be read. It is *opened* by a commit of the offset at which it begins, then resumed. Once all of it has been
 handed out and committed, its sealed end is committed, which lets the owners of its successors open those.
 
-Everything runs on the thread that polls, without locks. Questions to brokers and ZooKeeper run as :class:`.Errand` on
-background threads, whose answers a later poll takes in.
-"""
+Everything runs on the thread that polls, without locks. Questions to brokers and ZooKeeper run as
+:class:`.BackgroundCall` on background threads, whose answers a later poll takes in."""
 
 from __future__ import annotations
 
@@ -22,7 +21,9 @@ from typing import Final
 from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import Consumer as KafkaConsumer
 
-from rollbridge.calls import Errand
+from rollbridge.base.deadlines import BackgroundCall
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.logs import limited
 from rollbridge.consumer.adopted import BREAKING
 from rollbridge.consumer.records import PlacesOf
 from rollbridge.errors import (
@@ -40,10 +41,8 @@ from rollbridge.kafka.errors import kafka_error, translate
 from rollbridge.kafka.groups import CommittedOffset, GroupOffsetStore
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.ratelimit import limited
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import (
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.names import (
     Partition,
     PlaceIndex,
     SegmentPlaces,
@@ -51,13 +50,14 @@ from rollbridge.model.names import (
     parse_segment_topic,
     show_partition,
 )
-from rollbridge.model.reader_group import (
+from rollbridge.stream.reading import (
     Reset,
     SegmentStanding,
     SegmentVerdict,
     check_streams,
     decide,
     decide_plain,
+    ignored,
     mark_of,
     wanted,
 )
@@ -78,7 +78,7 @@ _AT_ONCE_S: Final = 0.02
 _REREAD_S: Final = 10.0
 """Time that a refused commit waits for the epochs that explain the refusal."""
 _BACKGROUND_S: Final = 5.0
-"""Timeout of a question on a background thread, after which it is asked anew."""
+"""Timeout of a question on a background thread, after which it is asked again."""
 _RESEND_S: Final = 10.0
 """Time after which an unanswered commit is sent again, unchanged."""
 _REMIND_S: Final = 30.0
@@ -186,14 +186,14 @@ class Membership:
         self._ask_every_s = _ASK_S
         self._waiting_since = 0.0
         self._load_at = 0.0
-        self._loading: Errand[dict[StreamName, EpochHistory]] = Errand("rollbridge-epochs")
+        self._loading: BackgroundCall[dict[StreamName, EpochHistory]] = BackgroundCall("rollbridge-epochs")
         self._begun = self._loading_for = 0
-        """How often streams were taken up, by now and when the epochs were asked for last."""
-        self._asking: Errand[_Asked] = Errand("rollbridge-commits")
+        """Number of times that streams were taken up: so far, and when the epochs were asked for last."""
+        self._asking: BackgroundCall[_Asked] = BackgroundCall("rollbridge-commits")
         self._age = 0
         self._begins: dict[Partition, int] = {}
         self._plain_commits: dict[Partition, int] = {}
-        """What the group has committed in plain topics that were assigned; ``_BEHIND`` for nothing."""
+        """Committed offsets of the group in assigned plain topics; ``_BEHIND`` for none."""
         self._sending: dict[Partition, tuple[int, float]] = {}
         self._fault: Exception | None = None
         self._broken: RollbridgeError | None = None
@@ -207,7 +207,7 @@ class Membership:
         """Epochs of every stream that was ever read."""
         self.owned: dict[Partition, Owned] = {}
         self.index: Final = PlaceIndex()
-        """What partitions are, as far as streams were ever read."""
+        """Streams and segments of partitions, of all streams that were ever read."""
         self.names: Final[dict[StreamName, str]] = {}
         """Streams that the application knows by the topic that they have adopted."""
         self.plain: Final[set[str]] = set()
@@ -228,7 +228,7 @@ class Membership:
             KafkaUnavailableError: No broker tells whether an adopted topic is the one that was adopted.
         """
         names = list(dict.fromkeys(streams))
-        # Whatever refuses it does so before anything is changed: a member goes on with what it has.
+        # A refusal comes before anything is changed: a member continues with what it has.
         histories = {name: self._load(name, self._changed.set, None) for name in names}
         for name in names:
             self.learn_places(name)
@@ -238,6 +238,11 @@ class Membership:
         if asked is not None:
             check_streams(self._group_id, map(str, marked), asked.marks)
         self._age += 1
+        if self._broken is not None:  # offsets so far may be those of other records
+            self._given.clear()
+            places = list(self.owned)
+            self._consumer.pause([TopicPartition(*place) for place in places])
+            self.assigned(places)
         self._broken = None
         self._begun += 1
         self.leave()
@@ -278,7 +283,7 @@ class Membership:
             found = self._commits.read(timeout_s=_BACKGROUND_S)
             return _Asked(True, found, {}, age, self._marks(found, marked))
 
-        asking: Errand[_Asked] = Errand("rollbridge-commits")
+        asking: BackgroundCall[_Asked] = BackgroundCall("rollbridge-commits")
         asking.begin(ask)
         try:
             if asking.wait(_FIRST_S):
@@ -286,7 +291,7 @@ class Membership:
             why: object = f"no answer within {_FIRST_S:g} s"
         except UnavailableError as fault:
             why = fault
-        logger.info("the commits of group %s cannot be read yet, a poll will: %s", self._group_id, why)
+        logger.info("consumer.commits_unread group=%s: a poll will read them: %s", self._group_id, why)
         return None
 
     def topics(self) -> list[str]:
@@ -384,7 +389,7 @@ class Membership:
             self._broken = fault
             raise
         except UnavailableError as fault:
-            logger.warning("the epochs cannot be read now, trying again: %s", fault)
+            logger.warning("consumer.epochs_unread: retrying: %s", fault)
             self._changed.set()
             self._load_at = time.monotonic() + _ASK_MAX_S
             return False
@@ -395,7 +400,7 @@ class Membership:
             return False
         for name, known in self.histories.items():
             if found[name].is_outdated(known):
-                logger.warning("ZooKeeper holds fewer epochs of %s than it did; they are read again", name)
+                logger.warning("consumer.epochs_lost stream=%s: ZooKeeper holds fewer than before; reading again", name)
                 self._changed.set()
                 self._load_at = time.monotonic() + _ASK_MAX_S
                 return False
@@ -443,7 +448,7 @@ class Membership:
             elif now.is_removed(item.segment):
                 item.phase = Phase.DONE
                 where = show_partition(item.place)
-                logger.warning("%s was removed before group %s had read all of it", where, self._group_id)
+                logger.warning("consumer.segment_removed segment=%s group=%s: not fully read", where, self._group_id)
         self._decide()
 
     def _decide(self) -> None:
@@ -497,6 +502,17 @@ class Membership:
             self._begins.pop(place, None)
             self._plain_commits.pop(place, None)
 
+    def rewind(self) -> None:
+        """Have everything that was not handed out fetched again.
+
+        Raises:
+            KafkaException: From confluent-kafka's consumer.
+        """
+        for item in self.owned.values():
+            offset = item.next if item.next >= 0 else item.override
+            if item.phase is Phase.OPEN and offset is not None:
+                self._consumer.seek(TopicPartition(*item.place, offset))
+
     # What may be read ------------------------------------------------------------------------------------------
 
     def step(self) -> None:
@@ -520,7 +536,7 @@ class Membership:
         try:
             asked = self._asking.take()
         except UnavailableError as fault:
-            logger.info("the commits of group %s cannot be read now: %s", self._group_id, fault)
+            logger.info("consumer.commits_unread group=%s: retrying: %s", self._group_id, fault)
             self._ask_at = now + _ASK_MAX_S
             return
         if asked is None:
@@ -605,7 +621,7 @@ class Membership:
         return oldest, [item.place for item, verdict in verdicts if verdict.standing is SegmentStanding.READ_NEW]
 
     def _begins_late(self, item: Owned, verdict: SegmentVerdict) -> bool:
-        """Return True if the first offset is not 0: the owner of the topic deletes, and natives go on from commits."""
+        """Return True if the first offset is not 0: the owner of the topic deletes, and natives resume from commits."""
         begins = verdict.standing is SegmentStanding.READ and not verdict.offset and item.committed < 0
         return begins and item.place[0] in self.shared
 
@@ -617,7 +633,7 @@ class Membership:
         return None if committed is None else decide_plain(committed, self._reset)
 
     def _take_in(self, asked: _Asked) -> None:
-        """Adopt the group's commits and decide anew."""
+        """Adopt the group's commits and decide again."""
         if asked.everything:
             self._committed = {name: {} for name in self.histories}
             check_streams(self._group_id, map(str, self._marked), asked.marks)
@@ -628,6 +644,19 @@ class Membership:
             if self._is_plain(owned):
                 self._plain_commits.setdefault(place, _BEHIND)
         self._decide()
+        if asked.everything:
+            self._warn_of_ignored()
+
+    def _warn_of_ignored(self) -> None:
+        for name, history in self.histories.items():
+            for segment, end in ignored(history, self._committed[name]).items():
+                logger.warning(
+                    "consumer.offset_ignored group=%s partition=%s offset=%d end=%d: the group has commits in segments "
+                    "that continue this one, so it counts as read to its end; to read a stream again, delete the "
+                    "offsets of the group",
+                    *(self._group_id, show_partition(self.place_of(name, segment))),
+                    *(self._committed[name][segment], end),
+                )
 
     def _marks(self, commits: Iterable[CommittedOffset], marked: frozenset[StreamName]) -> list[tuple[str, str]]:
         """Return stream and metadata of the commits in streams that have adopted no topic. Runs in the background.
@@ -702,14 +731,15 @@ class Membership:
                 self._consumer.resume([place])
         except KafkaException as exc:
             # The consumer may not be ready right after an assignment; the next step tries again.
-            logger.debug("segment %s of %s cannot be opened yet: %s", item.segment, item.stream, exc)
+            logger.debug("consumer.open_retried stream=%s segment=%s: %s", item.stream, item.segment, exc)
             self._ask_at = 0.0
             return
         item.phase = Phase.OPEN
         item.next = item.handled = item.sent = offset
         item.asked = _BEHIND
         item.end = _BEHIND
-        logger.info("group %s reads %s from %d on", self._group_id, show_partition(item.place), offset)
+        where = show_partition(item.place)
+        logger.info("consumer.opened group=%s partition=%s offset=%d", self._group_id, where, offset)
 
     def _finish(self) -> None:
         """Commit the ends of segments that were handed out and committed completely."""
@@ -730,7 +760,7 @@ class Membership:
             item = self.owned[place]
             item.phase = Phase.DONE
             self._consumer.pause([TopicPartition(*place)])
-            logger.info("group %s has read %s to its end", self._group_id, show_partition(place))
+            logger.info("consumer.finished group=%s partition=%s", self._group_id, show_partition(place))
         if ends:
             self._find_open_ends()
             self._ask_at = 0.0
@@ -744,9 +774,9 @@ class Membership:
         for item in self.owned.values():
             if item.phase is Phase.OPEN and self._end_of(item) is not None:
                 logger.warning(
-                    "segment %s of %s was handed out to its end, but offset %d of it has not been committed by group "
-                    "%s; what continues it waits for that",
-                    *(item.segment, item.stream, item.next, self._group_id),
+                    "consumer.commit_missing stream=%s segment=%s offset=%d group=%s: the segment was handed out to "
+                    "its end, and its successors wait for that commit",
+                    *(item.stream, item.segment, item.next, self._group_id),
                 )
 
     # Commits ---------------------------------------------------------------------------------------------------
@@ -762,6 +792,10 @@ class Membership:
         verdict = self._verdict_of(place)
         return verdict is not None and verdict.standing is SegmentStanding.DONE and not self._is_removed(place)
 
+    def fault_of(self, place: Partition) -> RollbridgeError | None:
+        """Return why a partition may hold other records by now than those that were handed out; None if it does not."""
+        return self._broken if place[0] in self.shared else None
+
     def _verdict_of(self, place: Partition) -> SegmentVerdict | None:
         found = self._find(place)
         return None if found is None else self._verdicts.get(found[0], {}).get(found[1])
@@ -771,7 +805,10 @@ class Membership:
 
         Raises:
             InvalidRequestError: The segment waits for its predecessors, or fewer records of it were handed out.
+            ConflictError, TruncatedError: Something is wrong with the adopted topic, see :meth:`refresh`.
         """
+        if (fault := self.fault_of(place)) is not None:
+            raise fault
         verdict = self._verdict_of(place)
         if verdict is None:
             return  # manually assigned, or of another stream: no order to keep
@@ -796,7 +833,7 @@ class Membership:
             )
 
     def position(self, place: Partition) -> int:
-        """Return the offset at which reading of a segment goes on; OFFSET_INVALID if it was not begun."""
+        """Return the offset at which reading of a segment continues; OFFSET_INVALID if it was not begun."""
         item = self.owned.get(place)
         if item is None or item.next < 0:
             return OFFSET_INVALID
@@ -860,7 +897,7 @@ class Membership:
         if isinstance(fault, NotFoundError):
             self.recheck()  # raises in the next refresh if a stream is gone
         if isinstance(fault, KafkaUnavailableError | ConflictError | NotFoundError) or _is_rebalance(error):
-            logger.info("a commit of group %s has to be repeated: %s", self._group_id, fault)
+            logger.info("consumer.commit_repeated group=%s: %s", self._group_id, fault)
             return None
         return fault
 
@@ -895,7 +932,7 @@ def _of_each_topic(
         try:
             found |= look([place for place in places if place[0] == topic])
         except NotFoundError as fault:
-            logger.info("a poll will look again: %s", fault)
+            logger.info("consumer.offsets_unknown: a poll retries: %s", fault)
     return found
 
 

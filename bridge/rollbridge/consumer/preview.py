@@ -1,11 +1,11 @@
 """Preview of open transactions: their records, read from a stream's buffer before the outcome is known.
 
-It begins where a takeover would: what the snapshots of the buffer cover is not read. Of the rest, first the outcomes
+It begins where a takeover would: the part of the buffer in its snapshots is not read. Of the rest, first the outcomes
 in the commit log and then the buffer itself are read, so that transactions that have ended by then are not shown. Then
-the frames of the open ones are: those that a record of ongoing transactions lists, at their places; then the buffer
+follow the frames of the open ones: those that a record of ongoing transactions lists, at their places; then the buffer
 from there on, which is followed. Without snapshots, or without the right to read them, the whole buffer is read, and
 the commit log since the time of its oldest frame. Where the commit log has been truncated above that, the leader's list
-of ended transactions, which stands beside the snapshots, says what is missing.
+of ended transactions, stored with the snapshots, says what is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,17 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Final
 
-from rollbridge.calls import patience_s
+from rollbridge.base.attribution import own_header, unpack_record_header
+from rollbridge.base.deadlines import patience_s
+from rollbridge.base.forks import hold
+from rollbridge.base.ids import SegmentId, local_sequence
+from rollbridge.base.logs import limited
+from rollbridge.buffer.preview import FAR, PreviewStart, Shown
+from rollbridge.buffer.replay import BufferPlaces
+from rollbridge.buffer.snapshot_topic import BufferSnapshots
+from rollbridge.buffer.state import BufferedTransaction, FrameRef
+from rollbridge.commitlog.control import ControlKind, peek_kind
+from rollbridge.commitlog.outcomes import EndedIds
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Preview
 from rollbridge.errors import (
@@ -29,27 +39,18 @@ from rollbridge.errors import (
     NotFoundError,
     TruncatedError,
 )
-from rollbridge.forks import hold
 from rollbridge.kafka.batches import LogRecord, read_records, validate_frame
 from rollbridge.kafka.committed import attributed
 from rollbridge.kafka.fetch import LogDivergedError
-from rollbridge.kafka.fetch_plan import Fetched, Trouble
+from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.ratelimit import limited
-from rollbridge.kafka.replay import BufferSnapshots
-from rollbridge.model.attribution import own_header, unpack_record_header
-from rollbridge.model.control import ControlKind, peek_kind
-from rollbridge.model.ended import EndedIds
-from rollbridge.model.ids import SegmentId, local_sequence
-from rollbridge.model.names import Partition
-from rollbridge.model.pieces import BufferedTransaction, FrameRef
-from rollbridge.model.preview import FAR, PreviewStart, Shown
-from rollbridge.model.records import StreamConfig
-from rollbridge.model.replay import BufferPlaces
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.names import Partition
 
 logger = limited(logging.getLogger(__name__))
+
 
 _FRAMES_MAX: Final = 50
 """Maximum number of frames taken at a time; each has up to a quarter of a megabyte."""
@@ -93,7 +94,7 @@ class PreviewTail:
                     self._learn(offsets, found, log_end)
                 # Without the right to read them, or with a damaged one, the buffer itself is read.
                 except (CorruptDataError, NotFoundError, NotAuthorizedError) as fault:
-                    logger.warning("a snapshot of the buffer of %s is not usable: %s", self._stream, fault)
+                    logger.warning("preview.snapshot_unusable stream=%s: %s", self._stream, fault)
                     bare = {item: replace(place, snapshot=None, ongoing=None) for item, place in found.items()}
                     self._learn(offsets, bare, log_end)
         except BaseException:
@@ -170,7 +171,7 @@ class PreviewTail:
         return self._floors[partition] if begin is None else begin
 
     def _pass(self, partition: Partition, end: int) -> None:
-        """Go on behind what was taken of a partition, or further on if nothing in between is needed."""
+        """Continue behind what was taken of a partition, or further on if nothing in between is needed."""
         recorded = self._recorded.get(partition)
         if recorded is None:
             self._reach(partition, end)
@@ -219,7 +220,7 @@ class PreviewTail:
                 )
         except (CorruptDataError, InvalidRequestError) as fault:
             # The leader refuses the transaction when it reaches that frame; a preview only leaves it out.
-            logger.warning("a frame of transaction %s cannot be shown: %s", transaction, fault)
+            logger.warning("preview.frame_skipped txn=%s: %s", transaction, fault)
 
     def _learn(self, offsets: LogOffsets, found: BufferPlaces, log_end: int) -> None:
         """Find out which transactions have ended."""
@@ -237,7 +238,7 @@ class PreviewTail:
             if self._read_list() is None:
                 raise TruncatedError(
                     f"the commit log of {self._group} is truncated, so it does not say which transactions in the "
-                    f"buffer of {self._stream} have ended; that stands beside the snapshots of scope "
+                    f"buffer of {self._stream} have ended; that is stored with the snapshots of scope "
                     f"{self._stream.scope}: a preview needs Read on these topics"
                 )
         elif start.is_unsure():
@@ -267,7 +268,7 @@ class PreviewTail:
         try:
             return self._had_ended(transaction)
         except KafkaUnavailableError as fault:
-            logger.warning("transaction %s is previewed, whether or not it had ended before: %s", transaction, fault)
+            logger.warning("preview.outcome_unknown txn=%s: showing it anyway: %s", transaction, fault)
             return False
 
     def _had_ended(self, transaction: BufferedTransaction) -> bool:
@@ -276,7 +277,7 @@ class PreviewTail:
             if doubt.aborted or self._snapshots.listed(doubt):
                 return True
         except (CorruptDataError, NotFoundError, NotAuthorizedError) as fault:
-            logger.warning("the commit log of %s is read again from its beginning: %s", self._stream, fault)
+            logger.warning("preview.log_reread stream=%s: %s", self._stream, fault)
             self._read_list()
             with closing(self._follow()) as follower:
                 return self._is_listed(transaction) or any(
@@ -309,7 +310,6 @@ class PreviewTail:
         return self._listed
 
     def _is_listed(self, transaction: BufferedTransaction) -> bool:
-        """Tell whether it is written down that a transaction which has just begun had ended before."""
         ended = self._listed
         return ended is not None and (transaction.id in ended or ended.is_lost(transaction.id, transaction.begun_ms))
 
@@ -340,8 +340,8 @@ class PreviewTail:
             client_id=settings.client_name,
         )
 
-    def _go_on(self, trouble: Trouble) -> int:
-        """Return the offset at which to go on; raise unless the follower recovers from a fault by itself."""
+    def _go_on(self, trouble: FetchError) -> int:
+        """Return the offset at which to continue; raise unless the follower recovers from a fault by itself."""
         fault = trouble.fault
         if trouble.resume is not None and not isinstance(fault, LogDivergedError):
             if trouble.partition[0] == self._log:
@@ -350,11 +350,11 @@ class PreviewTail:
                     f"is open in {self._stream} is not known; open another preview"
                 ) from fault
             # The buffer was truncated, which only takes transactions that have ended.
-            logger.info("the buffer of %s was truncated; going on at what is left", self._stream)
+            logger.info("preview.truncated stream=%s: continuing at the first offset left", self._stream)
             return trouble.resume
         if not isinstance(fault, KafkaUnavailableError):
             raise fault
-        logger.info("previewing %s: %s", self._stream, fault)
+        logger.info("preview.retrying stream=%s: %s", self._stream, fault)
         return trouble.offset
 
 

@@ -4,14 +4,16 @@ Any Kafka client can read a stream by subscribing to the pattern of its topics. 
 epochs (predecessors to their sealed ends before successors), positions that can be saved, a start by time or by DLSN,
 and previews of open transactions.
 
-It fetches on connections of its own (:mod:`rollbridge.kafka.follower`), without a thread that reads ahead: the next
+It fetches on its own connections (:mod:`rollbridge.kafka.follower`), without a thread that reads ahead: the next
 request is sent before what has come is handed out, so brokers answer it meanwhile::
 
     plan: what may be read -> follower: requests, answers -> stretch: records, as they are taken
           ^------------------- how far it was handed out ------------------'
 
 :func:`locate` and :func:`cut_before` turn a start, or a truncation, into offsets of segments by asking the brokers. A
-reader runs on the caller's thread, without locks; only epochs and leaders are looked up on threads beside it.
+reader runs on the caller's thread, without locks; only epochs and leaders are looked up on background threads.
+
+Tour of a read, stop 1 of 3: see docs/tour.md.
 """
 
 from __future__ import annotations
@@ -26,13 +28,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Final, Literal, Self, assert_never
 
-from rollbridge.arguments import checked
-from rollbridge.calls import Deadline, Errand, answers_within
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import BackgroundCall, Deadline, answers_within
+from rollbridge.base.forks import hold
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.logs import limited
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.adopted import BREAKING
+from rollbridge.consumer.fetched_ranges import Batch, FetchedRange
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.records import Origin, Preview, Record, record_of
-from rollbridge.consumer.stretches import Batch, SegmentStretch
 from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
@@ -42,27 +47,24 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from rollbridge.forks import hold
 from rollbridge.kafka.clients import TICK_S
 from rollbridge.kafka.fetch import LogDivergedError
-from rollbridge.kafka.fetch_plan import Fetched, Trouble
+from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.ratelimit import limited
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import Partition, PlaceIndex, SegmentPlaces, StreamName
-from rollbridge.model.position import At, Earliest, Latest, ReadPosition, Since, Start, StartLike, parse_start
-from rollbridge.model.reading import ReadingPlan
-from rollbridge.model.truncation import consistent, frontier
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.names import Partition, PlaceIndex, SegmentPlaces, StreamName
+from rollbridge.stream.positions import At, Earliest, Latest, ReadPosition, Since, Start, StartLike, parse_start
+from rollbridge.stream.reading import ReadingPlan
+from rollbridge.stream.truncation import consistent, frontier
 
 # From a start to offsets of segments
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Offsets with which a :class:`~rollbridge.model.reading.ReadingPlan` begins."""
+    """Offsets with which a :class:`~rollbridge.stream.reading.ReadingPlan` begins."""
 
     start: Mapping[SegmentId, int] | None = None
     floor: Mapping[SegmentId, int] = field(default_factory=dict)
@@ -107,7 +109,7 @@ def locate(offsets: LogOffsets, places: SegmentPlaces, history: EpochHistory, st
 def cut_before(
     offsets: LogOffsets, places: SegmentPlaces, history: EpochHistory, start: Start
 ) -> Mapping[SegmentId, int]:
-    """Return the stream cut that deletes what a reader with this start skips; see :mod:`rollbridge.model.truncation`.
+    """Return the stream cut that deletes what a reader with this start skips; see :mod:`rollbridge.stream.truncation`.
 
     Raises:
         InvalidRequestError: The cut would delete nothing.
@@ -209,7 +211,7 @@ class Reader:
         StreamNotFoundError: The stream was deleted.
         ConflictError: The stream was deleted and created again, or the topic that it has adopted was.
         TruncatedError: Records that were still to be read have been deleted.
-        CorruptDataError: Records stand where none can be.
+        CorruptDataError: Records lie where none can be.
     """
 
     def __init__(
@@ -230,7 +232,7 @@ class Reader:
             settings: How to reach Kafka.
             places: Stream to read, and where its segments lie.
             load: Loader of its epochs.
-            start: Start position, see :mod:`rollbridge.model.position`.
+            start: Start position, see :mod:`rollbridge.stream.positions`.
             isolation: ``read_uncommitted`` shows records of open transactions, by ``preview``.
             follow: Continue with later commits, in later epochs; otherwise stop where the active segments end now.
             stalled_s: Seconds without a readable record after which reading fails, unless ``follow``.
@@ -270,10 +272,10 @@ class Reader:
         self._plan = ReadingPlan(history, start=begin.start, floor=begin.floor, goals=goals)
         self._planned = -1
         self._refresh_at = 0.0
-        self._loading: Errand[EpochHistory] = Errand("rollbridge-epochs")
+        self._loading: BackgroundCall[EpochHistory] = BackgroundCall("rollbridge-epochs")
         self._broken: RollbridgeError | None = None
-        self._arrived: deque[Fetched | Trouble] = deque()
-        self._stretch: SegmentStretch | None = None
+        self._arrived: deque[Fetched | FetchError] = deque()
+        self._stretch: FetchedRange | None = None
         self._previews: Iterator[Preview] = iter(())
         self._records: Iterator[Record] = iter(())
         self._is_new = True
@@ -378,7 +380,6 @@ class Reader:
 
     @property
     def _slice_s(self) -> float:
-        """Interval between checks for new epochs."""
         return _IDLE_POLL_S if self._follow and time.monotonic() - self._moved_at >= _IDLE_S else _POLL_S
 
     def _fetch(self, timeout_s: float) -> bool:
@@ -444,7 +445,7 @@ class Reader:
         wanted = self._plan.wanted(segment, fetched.end)
         if not wanted:
             return
-        stretch = SegmentStretch(fetched, segment, wanted, self._origin)
+        stretch = FetchedRange(fetched, segment, wanted, self._origin)
         if stretch.is_empty():
             self._close_stretch(stretch)
         else:
@@ -452,22 +453,22 @@ class Reader:
 
     def _settle(self) -> None:
         """Close the present stretch if its last record was handed out."""
-        with suppress(CorruptDataError):  # raised to whoever reads on
+        with suppress(CorruptDataError):  # raised to the next caller that reads
             if self._stretch is not None and self._stretch.is_used_up():
                 self._close_stretch(self._stretch)
 
-    def _close_stretch(self, stretch: SegmentStretch) -> None:
+    def _close_stretch(self, stretch: FetchedRange) -> None:
         self._plan.reached(stretch.segment, stretch.end)
         self._stretch = None
         self._moved_at = time.monotonic()  # the caller's time does not count as a stall
 
-    def _judge(self, trouble: Trouble, segment: SegmentId | None) -> None:
+    def _judge(self, trouble: FetchError, segment: SegmentId | None) -> None:
         """Raise unless the follower recovers from a fault by itself."""
         if segment not in self._assigned:
             return
         fault = trouble.fault
         if trouble.resume is not None:
-            self._load(None)  # raises if the adopted topic was created anew, so that its offsets are other ones
+            self._load(None)  # raises if the adopted topic was created again, so that its offsets are other ones
             if isinstance(fault, LogDivergedError):
                 raise fault
             raise TruncatedError(
@@ -482,12 +483,12 @@ class Reader:
                 )
         elif not isinstance(fault, KafkaUnavailableError):
             raise fault
-        logger.info("reading %s: %s", self._stream, fault)
+        logger.info("reader.retrying stream=%s: %s", self._stream, fault)
 
     def _refresh(self) -> None:
         """Read the epochs again when there may be more, or the end of a segment is missing.
 
-        Runs on a thread beside the polling one, because ZooKeeper may take long to answer.
+        Runs on a background thread, because ZooKeeper may take long to answer.
         """
         if self._broken is not None:
             raise self._broken
@@ -511,14 +512,14 @@ class Reader:
         except UnavailableError as exc:
             if not self._follow:
                 raise
-            logger.warning("the epochs of %s cannot be read now, trying again: %s", self._stream, exc)
+            logger.warning("reader.epochs_unread stream=%s: retrying: %s", self._stream, exc)
             self._changed.set()
             self._refresh_at = time.monotonic() + _RETRY_S
             return
         if history is not None:
             self._loaded_at = time.monotonic()
             if not self._plan.update(history):
-                logger.warning("ZooKeeper holds fewer epochs of %s than it did; they are read again", self._stream)
+                logger.warning("reader.epochs_lost stream=%s: ZooKeeper holds fewer; rereading", self._stream)
                 self._changed.set()
                 self._refresh_at = time.monotonic() + _RETRY_S
                 return

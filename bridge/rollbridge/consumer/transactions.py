@@ -23,8 +23,12 @@ from typing import Final, Self
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 
-from rollbridge.arguments import checked
-from rollbridge.calls import Backoff, Deadline
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import Backoff, Deadline
+from rollbridge.base.forks import hold
+from rollbridge.base.ids import SegmentId, TransactionId
+from rollbridge.base.logs import limited
+from rollbridge.commitlog.control import ControlKind, ControlRecord, Run, decode_control
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Origin, PlacesOf, Record, message_of, record_of
 from rollbridge.errors import (
@@ -35,19 +39,15 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from rollbridge.forks import hold
 from rollbridge.kafka.batches import BatchHeader, LogRecord, check_crc
 from rollbridge.kafka.committed import BatchStanding, attributed, iterate_any_records, judged_batches
 from rollbridge.kafka.fetch import LogDivergedError, LogReader
-from rollbridge.kafka.fetch_plan import Fetched, Trouble
+from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.ratelimit import limited
-from rollbridge.model.control import ControlKind, ControlRecord, Run, decode_control
-from rollbridge.model.ids import SegmentId, TransactionId
-from rollbridge.model.names import GroupName, Partition, SegmentPlaces, StreamName, show_partition
-from rollbridge.model.position import Latest, LogPosition, Since, parse_log_start
+from rollbridge.stream.names import GroupName, Partition, SegmentPlaces, StreamName, show_partition
+from rollbridge.stream.positions import Latest, LogPosition, Since, parse_log_start
 
 logger = limited(logging.getLogger(__name__))
 
@@ -73,7 +73,6 @@ class CommittedTransaction:
     """Committed transaction and its records.
 
     Attributes:
-        control: Its record on the commit log.
         position: Position behind it; pass it, or its text, as ``start``.
     """
 
@@ -208,7 +207,7 @@ class TransactionReader:
     def __iter__(self) -> Iterator[CommittedTransaction]:
         """Yield transactions as they are committed; end where the log ended at the start, or never with ``follow``.
 
-        Iteration may be left and entered again: it goes on with the transaction after the last one.
+        Iteration may be left and entered again: it continues with the transaction after the last one.
 
         Raises:
             InvalidRequestError: The reader was closed.
@@ -225,7 +224,7 @@ class TransactionReader:
                     moved_at = time.monotonic()  # time spent by the caller does not count as a stall
                 continue
             if self._arrived:
-                # One that does not parse stays first, for whoever enters the loop again.
+                # One that does not parse stays first, for the next loop.
                 self._records.extend([*self._arrived[0].records(), self._arrived[0].end])
                 self._arrived.popleft()
                 continue
@@ -242,7 +241,7 @@ class TransactionReader:
             if not self._follow and time.monotonic() - moved_at > self._stalled_s:
                 raise UnavailableError(
                     f"nothing became readable for {self._stalled_s:g} s on the commit log of {self._group}, "
-                    f"although it goes on to {self._goal}; it was read up to {self._next}"
+                    f"although its end is {self._goal}; it was read up to {self._next}"
                 )
 
     def _take(self, record: LogRecord | int) -> CommittedTransaction | None:
@@ -258,7 +257,7 @@ class TransactionReader:
             return None
         return CommittedTransaction(control, LogPosition(self._group, self._next), self._segments)
 
-    def _judge(self, trouble: Trouble) -> None:
+    def _judge(self, trouble: FetchError) -> None:
         """Raise unless the follower recovers from a fault by itself."""
         what, fault = f"the commit log of {self._group}", trouble.fault
         if trouble.resume is not None and not isinstance(fault, LogDivergedError):
@@ -267,7 +266,7 @@ class TransactionReader:
             raise TruncatedError(f"{what} has been removed with the records that were still to be read") from fault
         if not isinstance(fault, KafkaUnavailableError):
             raise fault
-        logger.info("reading %s: %s", what, fault)
+        logger.info("transactions.retrying log=%r: %s", what, fault)
 
 
 class Segments:
@@ -280,7 +279,7 @@ class Segments:
         self._places_of = places_of
         self._check_topic = check_topic
         self._changed: dict[str, threading.Event] = {}
-        """By adopted topic; set by ZooKeeper's watch when the topic has to be looked at again."""
+        """By adopted topic; set by ZooKeeper's watch when the topic has to be checked again."""
         self._known: dict[str, tuple[SegmentPlaces, int]] = {}
         self._log = LogReader(cluster, retry_timeout_s=stalled_s)
         self._stalled_s = stalled_s
@@ -302,7 +301,7 @@ class Segments:
         A stream is looked up once, and again for a later epoch, with which another life of it may have begun.
 
         Raises:
-            StreamRecreatedError, TruncatedError: The adopted topic in which it lies was created anew, or deleted.
+            StreamRecreatedError, TruncatedError: The adopted topic in which it lies was created again, or deleted.
         """
         places, epoch = self._known.get(stream, (None, -1))
         if places is None or segment.epoch > epoch:
@@ -360,7 +359,7 @@ class Segments:
             except KafkaUnavailableError as fault:
                 if deadline.passed():
                     raise
-                logger.info("reading topic %s: %s", topic, fault)
+                logger.info("transactions.retrying topic=%s: %s", topic, fault)
                 backoff.sleep(deadline)
 
     def _fetch(self, place: Partition, cursor: _Cursor, wait_ms: int) -> None:
@@ -405,8 +404,6 @@ class _Cursor:
         fetched: Offset behind the last batch held.
         parsed: Next records of the open batch.
         batches: Batches behind the open one.
-        timestamp_kind: Kind of the timestamps in the open batch.
-        epoch: Leader epoch of the open batch.
     """
 
     __slots__ = ("_open", "batches", "epoch", "fetched", "next", "parsed", "timestamp_kind")

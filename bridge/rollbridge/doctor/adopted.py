@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rollbridge.buffer.table import State
 from rollbridge.doctor.facts import ClusterFacts, Finding, StreamFacts, problem, warning, wrong_seal
-from rollbridge.model.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_RECREATED, WATCHED
-from rollbridge.model.records import FOREVER, SEGMENTS_MAX, StreamState, outlived
-from rollbridge.model.topic_names import TopicNames
-from rollbridge.model.transaction import State
+from rollbridge.metadata.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_RECREATED, WATCHED
+from rollbridge.metadata.records import SEGMENTS_MAX, TopicNames
+from rollbridge.stream.config import FOREVER, StreamState, outlived
 
 
 def adopted_topics(facts: ClusterFacts) -> Iterator[Finding]:
@@ -38,7 +38,7 @@ def topic_names(facts: ClusterFacts) -> Iterator[Finding]:
             "name-clash",
             f"the brokers have topic {topic}, by whose name producers at gateways would know stream {config.name}: "
             "they reach the topic, and not the stream",
-            f"if nobody needs the topic: kafka-topics.sh --bootstrap-server {facts.bootstrap_servers} --delete --topic "
+            f"if it is not needed: kafka-topics.sh --bootstrap-server {facts.bootstrap_servers} --delete --topic "
             f"{topic}; else create a stream of another name for these producers",
         )
 
@@ -82,7 +82,7 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
         yield problem(
             "topic-size",
             f"{who} has {topic.partitions} partitions, of which {SEGMENTS_MAX} can be segments of a stream: readers do "
-            f"not see what stands in partitions {config.partitions} and above",
+            f"not see the records in partitions {config.partitions} and above",
             "read them with native clients, and share the records among several topics",
         )
     elif topic.partitions > config.partitions:

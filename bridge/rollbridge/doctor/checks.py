@@ -6,13 +6,15 @@ alert goes with a finding, the remedy is a part of the alert's runbook (:mod:`ro
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from rollbridge.buffer.snapshots import partition_name
+from rollbridge.buffer.table import State
+from rollbridge.commitlog.control import CONTROL_RECORD_BYTES_MAX
 from rollbridge.doctor.adopted import adopted_topics, retentions, topic_names
 from rollbridge.doctor.facts import (
     DEFAULT_ENTITY,
@@ -25,17 +27,17 @@ from rollbridge.doctor.facts import (
     wrong_seal,
 )
 from rollbridge.doctor.gateways import gateways, producers
-from rollbridge.doctor.growth import growth
 from rollbridge.errors import InvalidNameError
 from rollbridge.kafka.connection import lacks
-from rollbridge.model import paths
-from rollbridge.model.access import ON_ADOPTED, coordinator_operations
-from rollbridge.model.changes import METADATA_UNREADABLE, SUSPENDED, UNLED, WATCHED
-from rollbridge.model.control import CONTROL_RECORD_BYTES_MAX
-from rollbridge.model.epochs import check_chain
-from rollbridge.model.health import coordinator_faults, group_fault
-from rollbridge.model.journal import LOG_BEGINS
-from rollbridge.model.names import (
+from rollbridge.metadata import paths
+from rollbridge.metadata.access import ADOPTED_OPERATIONS, topic_operations
+from rollbridge.metadata.changes import METADATA_UNREADABLE, SUSPENDED, UNLED, WATCHED, coordinator_faults, group_fault
+from rollbridge.metadata.journal import LOG_BEGINS
+from rollbridge.metadata.records import Coordinator
+from rollbridge.monitoring.runbook import remedy
+from rollbridge.stream.config import StreamState
+from rollbridge.stream.epochs import EpochCause, check_chain
+from rollbridge.stream.names import (
     StreamName,
     is_compacted_topic,
     parse_segment_topic,
@@ -44,10 +46,43 @@ from rollbridge.model.names import (
     snapshot_segments_topic,
     snapshot_topic,
 )
-from rollbridge.model.records import Coordinator, StreamState
-from rollbridge.model.snapshots import partition_name
-from rollbridge.model.transaction import State
-from rollbridge.monitoring.rules import remedy
+
+# Check of the number of topics and epochs of streams. Pure.
+
+
+TOPICS_MANY: Final = 1_000
+"""Topics of segments of one stream: a broker takes a few thousand partitions, and each of these has its replicas."""
+EPOCHS_MANY: Final = 2_000
+"""Epochs of one stream: clients read all of them when they begin."""
+
+
+def growth(facts: ClusterFacts) -> Iterator[Finding]:
+    """Expect streams to have no more topics and epochs than brokers and clients carry easily."""
+    for stream in facts.streams:
+        history = stream.history
+        if history is None:
+            continue
+        topics = sum(not stream.config.places.is_adopted(item) for item in history.stored())
+        epochs = len(history.records)
+        if topics < TOPICS_MANY and epochs < EPOCHS_MANY:
+            continue
+        causes = Counter(item.cause for item in history.records)
+        rolled = causes[EpochCause.ROLLING_TRANSACTIONS]
+        name = stream.config.name
+        what = f"stream {name} has {topics} topics of segments and {epochs} epochs"
+        if topics >= TOPICS_MANY:
+            way_out = remedy("growth", "of topics", stream=name)
+        else:
+            way_out = remedy("growth", "of epochs", stream=name)
+        if 2 * rolled > causes[EpochCause.SCALE]:
+            large = sum(any(segment.id.is_prepared for segment in item.segments) for item in history.records)
+            way_out += f"; {rolled} rolling commits made two epochs each: "
+            if 2 * large > rolled:
+                way_out += "most of large transactions, for which merge_beside_bytes of the coordinators can be raised"
+            else:
+                way_out += "commit open transactions before a scale"
+        yield warning("growth", what, way_out)
+
 
 # Snapshots and outcomes, from which a new leader starts
 
@@ -102,7 +137,7 @@ def check_snapshots(facts: ClusterFacts) -> Iterator[Finding]:
             yield problem(
                 "snapshot-segments",
                 f"the snapshot of {name} names segments, but their topic is gone",
-                f"rollbridge snapshot rebuild {stream}: it is made anew from the buffer",
+                f"rollbridge snapshot rebuild {stream}: it is rebuilt from the buffer",
             )
         limits = settings.get(found.stream.group, DEFAULTS)
         late_ms = limits.snapshot_interval_ms + LATE / timedelta(milliseconds=1)
@@ -138,15 +173,15 @@ def check_outcomes(facts: ClusterFacts) -> Iterator[Finding]:
             yield problem(
                 "outcomes-gone",
                 f"topic {name} " + ("is gone" if topic is None else "was deleted and made again"),
-                "restart the leader: it makes the topic anew, and answers OutcomeExpiredError to whoever asks for a "
-                "transaction that was in it. Their outcomes still stand on the commit log "
+                "restart the leader: it creates the topic again, and answers OutcomeExpiredError for transactions that "
+                "were in it. Their outcomes are still on the commit log "
                 f"{group.name.commit_log_topic}",
             )
         if group.outcome_faults:
             yield warning(
                 "outcomes-damaged",
                 f"{len(group.outcome_faults)} records of topic {name} cannot be read; {group.outcome_faults[0]}",
-                "nothing: the next leader leaves them out, and answers OutcomeExpiredError to whoever asks; look who "
+                "nothing: the next leader leaves them out, and answers OutcomeExpiredError for them; look who "
                 "but coordinators may write there",
             )
 
@@ -172,7 +207,7 @@ CLOCKS_DIFFER: Final = timedelta(minutes=1)
 SCALING: Final = timedelta(minutes=30)
 """Time after which it is reported that a stream waits to be scaled by its load."""
 OLD: Final = timedelta(hours=12)
-"""Age from which on an open transaction is reported, unless somebody asks for another: half of a lease by default."""
+"""Age from which on an open transaction is reported, by default: half of a lease."""
 TIGHT_BYTES_PER_S: Final = 1 << 20
 """Quota below which it is reported: a single client writes more than that in bytes per second."""
 TIGHT_PERCENTAGE: Final = 10.0
@@ -191,14 +226,13 @@ _GRANT: Final = (
     "a coordinator's principal needs it: `rollbridge access kafka-acls coordinator SCOPE/STREAM` prints the commands "
     "that grant it; what a client needs is less (docs/security.md)"
 )
-_CAPITAL: Final = re.compile("(?<!^)(?=[A-Z])")
 _KEEP: Final = {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"}
 
 
 def find(facts: ClusterFacts, old: timedelta = OLD) -> list[Finding]:
     """Return all findings, the worst first; transactions are reported that have been open for as long as ``old``."""
     orphaned = dict(_orphaned(facts))
-    # Of a topic that belongs to nobody it does not matter how it is set up.
+    # The settings of orphaned topics do not matter.
     owned = replace(facts, topics={name: topic for name, topic in facts.topics.items() if name not in orphaned})
     found = [*cluster(facts), *orphans(facts), *(finding for check in CHECKS for finding in check(owned))]
     found += old_transactions(facts, old)
@@ -228,7 +262,7 @@ def cluster(facts: ClusterFacts) -> Iterator[Finding]:
         if broker.config.get("auto.create.topics.enable") == "true":
             yield warning(
                 "auto-creation",
-                f"broker {broker.id} creates topics that somebody merely asks for",
+                f"broker {broker.id} creates topics that clients merely ask for",
                 "set auto.create.topics.enable=false: a deleted topic would come back empty",
             )
 
@@ -282,7 +316,7 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
         yield warning(
             "releases",
             f"coordinators run different releases: {told}",
-            "upgrade the others before clients use what the newest one brings (docs/operations.md, Rolling upgrades)",
+            "upgrade the others before clients use what the newest one brings (docs/upgrading.md)",
         )
     for group in facts.groups:
         if group.fault:
@@ -293,7 +327,7 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
                 "put the node right, as from a backup of ZooKeeper; if a newer release wrote it, run that one",
             )
         if group.leader is None and facts.coordinators:
-            yield problem("no-leader", f"nobody leads group {group.name}", remedy("no-leader"))
+            yield problem("no-leader", f"group {group.name} has no leader", remedy("no-leader"))
         lasts_ms = None if group.taking_over_ms is None else facts.now_ms - group.taking_over_ms
         if group.leader is not None and (fault := group_fault(group.leader, lasts_ms)):
             yield warning("taking-over", f"group {group.name}: {fault}", remedy("taking-over"))
@@ -309,7 +343,7 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
             yield warning(
                 "change-unreadable",
                 f"a change of group {group.name} cannot be read: {node}",
-                "the next leader puts it aside and goes on without it; find out who wrote it, then delete it",
+                "the next leader puts it aside and continues without it; find out who wrote it, then delete it",
             )
         overdue = [
             record
@@ -438,7 +472,7 @@ def foreign_messages(facts: ClusterFacts) -> Iterator[Finding]:
         when = datetime.fromtimestamp(last.timestamp / 1000, UTC).strftime("%H:%M:%S")
         yield warning(
             "foreign-messages",
-            f"somebody who is no client of rollbridge writes into buffer {where}: {snapshot.since.foreign} of its "
+            f"a client other than rollbridge writes into buffer {where}: {snapshot.since.foreign} of its "
             f"newest messages are no frames; the last one, at offset {last.offset}, {when} UTC, has "
             f"{shown('key', last.key)} and {shown('value', last.value)}",
             remedy("foreign-messages", topic=snapshot.found.partition[0]),
@@ -446,7 +480,7 @@ def foreign_messages(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def shown(what: str, content: bytes | None) -> str:
-    """Return the beginning of a key or value that somebody has written, in visible characters."""
+    """Return the beginning of a foreign key or value, in visible characters."""
     if not content:
         return f"no {what}"
     return f"{what} {content[:SHOWN_MAX]!r}{'...' if len(content) > SHOWN_MAX else ''}"
@@ -458,13 +492,13 @@ def outdated(facts: ClusterFacts) -> Iterator[Finding]:
         if group.outdated == LOG_BEGINS.decode():
             yield problem(
                 "topic-replaced",
-                f"nobody leads group {group.record.name}, whose commit log is being begun anew; that was interrupted",
+                f"group {group.record.name} has no leader: a restart of its commit log was interrupted",
                 f"rollbridge repair --commit-log {group.record.name}",
             )
         elif group.outdated is not None:
             yield problem(
                 "zookeeper-outdated",
-                f"ZooKeeper was set back, as from a backup, so nobody leads group {group.name}: {group.outdated}",
+                f"ZooKeeper was set back, as from a backup, so group {group.name} has no leader: {group.outdated}",
                 remedy("zookeeper-outdated"),
             )
 
@@ -503,7 +537,7 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
     expected = {
         group.record.name.commit_log_topic: (
             group.record.commit_log_topic_id,
-            f"nobody can lead: rollbridge repair --commit-log {group.record.name} begins it anew, without what is open",
+            f"none can lead: rollbridge repair --commit-log {group.record.name} restarts it, without what is open",
         )
         for group in facts.groups
         if group.record.commit_log_topic_id and group.record.name not in begun
@@ -534,7 +568,7 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
         if wrong:
             yield problem(
                 "retention",
-                f"Kafka deletes records of topic {topic.name} by itself, as somebody has changed it: {_listed(wrong)}",
+                f"Kafka deletes records of topic {topic.name} by itself, after a change by hand: {_listed(wrong)}",
                 remedy(
                     "retention",
                     servers=facts.bootstrap_servers,
@@ -613,8 +647,8 @@ def late_records(facts: ClusterFacts) -> Iterator[Finding]:
                 place = show_partition(stream.config.place(segment))
                 yield problem(
                     "late-records-refused",
-                    f"{what}; {known.refused} of them are refused by what continues it ({known.reason}), so nobody "
-                    "reads them",
+                    f"{what}; {known.refused} of them are refused by what continues it ({known.reason}), so they reach "
+                    "no reader",
                     remedy("late-records-refused", place=place, offset=known.looked_to),
                 )
             else:
@@ -646,7 +680,7 @@ def native_transactions(facts: ClusterFacts) -> Iterator[Finding]:
         if native.hangs or native.age_s > HANGING.total_seconds():
             if native.hangs:
                 what += (
-                    "; no coordinator names it as under way, so nobody ends it, as after an unclean election (ids that "
+                    "; no coordinator names it as under way, so it never ends, as after an unclean election (ids that "
                     "this principal may not describe are not named)"
                 )
             yield problem(
@@ -669,13 +703,13 @@ def orphans(facts: ClusterFacts) -> Iterator[Finding]:
         yield warning(
             "orphan",
             f"topic {topic} {why}",
-            "look whether another zookeeper_root has it; if nobody misses it: kafka-topics.sh --bootstrap-server "
+            "check whether another zookeeper_root has it; if it is not needed: kafka-topics.sh --bootstrap-server "
             f"{facts.bootstrap_servers} --delete --topic {topic}",
         )
 
 
 def _orphaned(facts: ClusterFacts) -> Iterator[tuple[str, str]]:
-    """Yield the topics that belong to nobody, each with the reason."""
+    """Yield the topics that belong to no stream or group, each with the reason."""
     streams = {str(stream.config.name): stream for stream in facts.streams}
     known = {stream.config.buffer_topic for stream in facts.streams}
     # Which life of it is the present one cannot be read.
@@ -725,24 +759,12 @@ def permissions(facts: ClusterFacts) -> Iterator[Finding]:
     if facts.open_nodes and facts.is_guarded:
         yield warning(
             "zookeeper-open",
-            f"everybody who reaches ZooKeeper may change {len(facts.open_nodes)} nodes, such as "
+            f"anyone who reaches ZooKeeper may change {len(facts.open_nodes)} nodes, such as "
             f"{min(facts.open_nodes)}, and so ask leaders for anything",
             "give coordinators and clients an identity there (zookeeper_security), then run `rollbridge access secure` "
             "with the coordinators' (docs/security.md)",
         )
 
-
-def topic_operations(topic: str) -> frozenset[str]:
-    """Return a coordinator's operations on a topic, by Kafka's names; Read and Write imply Describe."""
-    return _by_kafkas_names(coordinator_operations(topic))
-
-
-def _by_kafkas_names(operations: Iterable[str]) -> frozenset[str]:
-    return frozenset(_CAPITAL.sub("_", item).upper() for item in operations) | {"DESCRIBE"}
-
-
-ADOPTED_OPERATIONS: Final = _by_kafkas_names(ON_ADOPTED)
-"""A coordinator's operations on an adopted topic; Delete and AlterConfigs are needed for what nobody may ever ask."""
 
 CHECKS: Final = (
     replication,

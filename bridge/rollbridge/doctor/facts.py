@@ -18,18 +18,19 @@ from kio.schema.errors import ErrorCode
 from kio.schema.types import TopicName
 from kio.static.primitive import i32
 
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline, wall_ms
+from rollbridge.buffer.snapshot_topic import BufferSnapshot, EndedSince, SnapshotReader, read_latest
+from rollbridge.commitlog.outcomes import decode_terminated
 from rollbridge.config import ConnectionSettings
 from rollbridge.doctor.gateway_facts import GatewayFacts, IdFacts, gather_gateways
 from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, RollbridgeError
 from rollbridge.kafka.errors import KafkaUnavailableError, NotAuthorizedError, refusal
 from rollbridge.kafka.foreign import partitions_under_way
 from rollbridge.kafka.metadata import Broker, Cluster
-from rollbridge.kafka.snapshots import BufferSnapshot, EndedSince, SnapshotReader, read_latest
-from rollbridge.kafka.topics import RESOURCE_BROKER, TopicAdmin, ask_to_describe_configs
-from rollbridge.kafka.views import view_cluster, view_topics
-from rollbridge.model import paths
-from rollbridge.model.changes import (
+from rollbridge.kafka.topics import RESOURCE_BROKER, TopicAdmin, ask_to_describe_configs, view_cluster, view_topics
+from rollbridge.metadata import paths
+from rollbridge.metadata.acls import open_nodes
+from rollbridge.metadata.changes import (
     CommittingTransactions,
     EpochTransition,
     Merging,
@@ -37,11 +38,15 @@ from rollbridge.model.changes import (
     StreamFault,
     works_of,
 )
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.gateways import is_gateway_label
-from rollbridge.model.journal import split
-from rollbridge.model.late import LateNotes
-from rollbridge.model.names import (
+from rollbridge.metadata.gateways import is_gateway_label
+from rollbridge.metadata.journal import split
+from rollbridge.metadata.records import ControllerEpoch, Coordinator, Group, TransactionRecord
+from rollbridge.metadata.session import Znode, ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.config import StreamConfig, StreamState
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.late import LateNotes
+from rollbridge.stream.names import (
     GroupName,
     StreamName,
     is_compacted_topic,
@@ -49,12 +54,7 @@ from rollbridge.model.names import (
     is_segment_topic,
     show_partition,
 )
-from rollbridge.model.outcomes import decode_terminated
-from rollbridge.model.records import ControllerEpoch, Coordinator, Group, StreamConfig, StreamState, TransactionRecord
-from rollbridge.model.scaling import ScalingWait
-from rollbridge.zookeeper.access import open_nodes
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import Znode, ZooKeeperSession
+from rollbridge.stream.scaling import ScalingWait
 
 
 class Severity(IntEnum):
@@ -112,7 +112,7 @@ class OpenNative:
     age_s: float
     partition: int = 0
     hangs: bool = False
-    """True if no coordinator has it under way, so that nobody will end it."""
+    """True if no coordinator has it under way, so that it never ends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +136,7 @@ class TopicFacts:
     Attributes:
         replicas: Smallest number of replicas that a partition should have.
         in_sync: Smallest number of replicas in sync.
+        is_led: True if every partition has a leader.
         operations: Operations allowed to the doctor's principal; empty if the broker does not say.
     """
 
@@ -147,6 +148,7 @@ class TopicFacts:
     sealed: bool
     operations: frozenset[str] = frozenset()
     partitions: int = 1
+    is_led: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ class GroupFacts:
         outcome_faults: Faults of the records of terminated transactions.
         taking_over_ms: Start of its leader's takeover; None if the leader serves.
         clock_ms: Lead of its leader's clock over ZooKeeper's at the takeover; negative if behind.
-        last_leader: Who leads it, or led it last; empty if nobody ever has.
+        last_leader: Coordinator that leads it, or led it last; empty if none ever has.
         outdated: State that ZooKeeper has lost, as a leader has found; None if nothing.
         scaling_waits: Its streams that wait to be scaled by their load.
         unreadable: Nodes of its changes that cannot be read, or were put aside as they could not.
@@ -224,7 +226,7 @@ class ClusterFacts:
         records: What coordinators say of themselves, as far as it can be read.
         hidden: Expected topics that the principal may not describe.
         open_nodes: Znodes that everybody may change.
-        is_guarded: Whether the doctor was told how to log in or encrypt anywhere: nothing else is meant to be open.
+        is_guarded: True if the doctor has credentials or encryption anywhere: nothing else is meant to be open.
         unreadable: Streams whose settings cannot be read, with the reasons.
         now_ms: Time of the look, ms since 1970.
         upcoming: Topics that records name which were read after the topics were listed: prepared segments of large
@@ -264,7 +266,7 @@ class ClusterFacts:
 
     @property
     def releases(self) -> dict[str, str]:
-        """Which release each coordinator runs; those that say nothing that can be read are left out."""
+        """Release of each coordinator; those whose record cannot be read are left out."""
         return {name: record.release for name, record in self.records.items()}
 
     @property
@@ -326,13 +328,14 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         found = _topics(topics, names)
         theirs = _topics(topics, sorted(adopted & set(existing)))
         known = found.keys() | theirs.keys()
+        away = {item.name for item in found.values() if not item.is_led}
         brokers, unreached = _brokers(cluster, view.brokers)
         groups = [_group(settings, metadata, name, found) for name in metadata.groups()]
         gateways, ids = gather_gateways(session, settings.kafka, _at_gateways(groups))
         return ClusterFacts(
             kafka_cluster_id=view.cluster_id,
             recorded_cluster_id=None if recorded is None else recorded.kafka_cluster_id,
-            now_ms=int(time.time() * 1000),
+            now_ms=wall_ms(),
             brokers=brokers,
             unreached=unreached,
             coordinators=(alive := metadata.coordinators()),
@@ -344,7 +347,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             adopted=theirs,
             claims=_claims(session),
             named=existing & {stream.config.name.virtual_topic for stream in streams},
-            snapshots=list(_snapshots(settings, streams, existing)),
+            snapshots=list(_snapshots(settings, streams, existing - away)),
             open_natives=_all_natives(cluster, [*found.values(), *theirs.values()], unreached),
             operations=view.operations,
             hidden=_hidden(cluster, _expected(metadata, streams) - set(existing))
@@ -360,7 +363,6 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
 
 
 def _at_gateways(groups: Iterable[GroupFacts]) -> set[str]:
-    """Return the clients of open transactions that were begun through gateways."""
     return {item.client_name for group in groups for item in group.transactions if is_gateway_label(item.label)}
 
 
@@ -371,7 +373,7 @@ def _records(metadata: Metadata, coordinators: Iterable[str]) -> dict[str, Coord
         try:
             known = metadata.coordinator(name)
         except CorruptDataError as fault:
-            logger.warning("coordinator %s: %s", name, fault)
+            logger.warning("doctor.coordinator_unread coordinator=%s: %s", name, fault)
             continue
         if known is not None:
             found[name] = known
@@ -395,21 +397,21 @@ def _broker(cluster: Cluster, node: int, place: Broker) -> BrokerFacts:
     answers, configs, _ = ask_to_describe_configs(cluster, RESOURCE_BROKER, [str(node)], connection)
     code, detail = answers[str(node)]
     if code is ErrorCode.cluster_authorization_failed:
-        logger.warning("the settings of broker %d cannot be looked at: %s", node, detail or code.name)
+        logger.warning("doctor.settings_unread broker=%d: %s", node, detail or code.name)
     elif code is not ErrorCode.none:
         raise refusal(code, f"describe broker {node}", f"broker {node}", detail)
     return BrokerFacts(node, connection.transaction_version, configs[str(node)], connection.knows_transactions_v2)
 
 
 DEFAULT_ENTITY: Final = "<default>"
-"""How Kafka's tools show whom a quota is for that has none of their own."""
+"""Name of the default entity of a quota in Kafka's tools."""
 
 
 def _quotas(cluster: Cluster) -> Iterator[QuotaFacts]:
-    """Yield all quotas of users and clients; none where they may not be looked at."""
+    """Yield all quotas of users and clients; none without the right to read them."""
     answer = cluster.ask_any(DescribeClientQuotasRequest(components=(), strict=False), DescribeClientQuotasResponse)
     if answer.error_code is not ErrorCode.none:
-        logger.warning("quotas of clients cannot be looked at: %s", answer.error_message or answer.error_code.name)
+        logger.warning("doctor.quotas_unread: %s", answer.error_message or answer.error_code.name)
         return
     for entry in answer.entries or ():
         whom = {
@@ -492,6 +494,7 @@ def _topics(topics: TopicAdmin, names: Sequence[str]) -> dict[str, TopicFacts]:
             sealed=known.sealed,
             operations=known.operations,
             partitions=known.partitions,
+            is_led=known.is_led,
         )
         for name, known in described.items()
     }
@@ -512,7 +515,7 @@ def _snapshots(
             found = list(reader.of_all(configs))
             yield from map(SnapshotFacts, found, reader.ended_since(found))
         except (NotAuthorizedError, NotFoundError, KafkaUnavailableError) as fault:
-            logger.warning("the snapshots of scope %s cannot be looked at: %s", scope, fault)
+            logger.warning("doctor.snapshots_unread scope=%s: %s", scope, fault)
 
 
 def _outcome_faults(settings: ConnectionSettings, topic: str) -> list[str]:
@@ -521,7 +524,7 @@ def _outcome_faults(settings: ConnectionSettings, topic: str) -> list[str]:
     try:
         records = read_latest(settings.bootstrap_servers, settings.kafka, topic, client_id=DOCTORS_ID)
     except NotAuthorizedError as fault:
-        logger.warning("outcomes that are remembered cannot be looked at: %s", fault)
+        logger.warning("doctor.outcomes_unread topic=%s: %s", topic, fault)
         return faults
     for key in split({key: item.value for key, item in records.items()})[0]:
         try:
@@ -567,8 +570,10 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
     except CorruptDataError as why:
         record, fault = Group(name, 0), str(why)
     if record is None:
-        raise InvalidRequestError(f"group {name} was removed while it was looked at; look again")
-    half_done = [f"{paths.suspended(name)}/{title}" for title in metadata.session.children(paths.suspended(name))]
+        raise InvalidRequestError(f"group {name} was removed while it was read; nothing was changed; try again")
+    half_done = [
+        f"{paths.pending_changes(name)}/{title}" for title in metadata.session.children(paths.pending_changes(name))
+    ]
     begun = [paths.committing(name), paths.scaling(name), *half_done]
     found = zip(begun, metadata.session.get_many(begun), strict=True)
     works: list[StreamChange] = []
@@ -613,7 +618,7 @@ def _all_natives(cluster: Cluster, topics: Sequence[TopicFacts], unreached: Coll
     try:
         known = partitions_under_way(cluster, old)
     except KafkaUnavailableError as fault:
-        logger.warning("whether native transactions hang is not known: %s", fault)
+        logger.warning("doctor.hanging_unknown: %s", fault)
         return found
 
     def hangs(item: OpenNative) -> bool:
@@ -639,7 +644,7 @@ def _open_natives(cluster: Cluster, topics: Sequence[TopicFacts], unreached: Col
             for partition in known.partitions:
                 if partition.error_code != ErrorCode.none:
                     where = show_partition((str(known.name), partition.partition_index))
-                    logger.warning("the producers of %s cannot be looked at: %s", where, partition.error_code.name)
+                    logger.warning("doctor.producers_unread partition=%s: %s", where, partition.error_code.name)
                     continue
                 for producer in partition.active_producers:
                     start = producer.current_txn_start_offset

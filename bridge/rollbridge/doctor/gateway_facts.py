@@ -1,8 +1,8 @@
 """Facts of the doctor about gateways, and how it gathers them: from ZooKeeper, and from the gateways themselves.
 
-A gateway is asked where it says that clients find it, for its versions, and for Metadata where nobody has to log in.
-The doctor never logs in at a gateway: where that is stands in a node that others than coordinators write, and no
-credential goes to an address that such a node names.
+A gateway is asked at the address that it gives to clients, for its versions, and for Metadata where no login is needed.
+The doctor never logs in at a gateway: the address is in a node that others than coordinators write, and no credential
+goes to an address that such a node names.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from typing import Final
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 from kio.schema.sasl_handshake.v1 import SaslHandshakeRequest
 
+from rollbridge.base.security import Security
 from rollbridge.doctor.probes import RUNNING, PartStatus, accepts
 from rollbridge.errors import ConfigError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import AuthenticationError
-from rollbridge.model import paths
-from rollbridge.model.gateways import GATEWAYS_FROM, GatewayRecord, IdRecord
-from rollbridge.security.kafka import Security
-from rollbridge.zookeeper.gateways import HeldId, list_clients, read_gateways, read_holders, read_records
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.gateway_store import HeldId, list_clients, read_gateways, read_holders, read_records
+from rollbridge.metadata.gateways import GATEWAYS_FROM, GatewayRecord, IdRecord
+from rollbridge.metadata.session import ZooKeeperSession
 
 ANSWER_S: Final = 5.0
 """Longest wait for each answer of a gateway."""
@@ -58,7 +58,7 @@ class Reach(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GatewayAnswer:
-    """What a gateway has answered.
+    """Answer of a gateway.
 
     Attributes:
         reach: How far that went.
@@ -75,12 +75,12 @@ class GatewayAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GatewayFacts:
-    """A gateway that is registered.
+    """Registered gateway.
 
     Attributes:
-        record: What it says of itself.
-        answer: What it has answered.
-        held: How many transactional ids it serves, of those that were looked at.
+        record: Its record in ZooKeeper.
+        answer: Its answer.
+        held: Number of transactional ids that it serves, of those that were read.
     """
 
     record: GatewayRecord
@@ -93,7 +93,7 @@ class IdFacts:
     """Transactional ids of producers at gateways.
 
     Attributes:
-        count: How many are on record.
+        count: Number of ids on record.
         records: Those that were read, by client name: all, or a part of many.
         held: Those that are served, likewise.
         of_open: Those of open transactions that gateways began, whether or not they are among ``records``.
@@ -184,7 +184,7 @@ _NOT_RUNNING: Final = {
 
 
 def gateway_parts(records: Sequence[GatewayRecord], kafka: Mapping[str, str]) -> list[PartStatus]:
-    """Return registered gateways as parts of a cluster; one that does not trust whoever looks runs all the same."""
+    """Return registered gateways as parts of a cluster; one that does not trust the doctor runs all the same."""
     security = Security.from_config(kafka)
     with ThreadPoolExecutor(_THREADS, "gateway") as pool:
         answers = list(pool.map(partial(ask_gateway, security=security), records))

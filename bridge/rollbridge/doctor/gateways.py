@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
+from rollbridge.base.security import WARNED_BEFORE
+from rollbridge.buffer.table import State
 from rollbridge.doctor.facts import ClusterFacts, Finding, problem, warning
 from rollbridge.doctor.gateway_facts import GatewayFacts, Reach
-from rollbridge.model.gateways import is_gateway_label
-from rollbridge.model.records import TransactionRecord
-from rollbridge.model.transaction import State
-from rollbridge.monitoring.rules import remedy
-from rollbridge.security.certificates import WARNED_BEFORE
+from rollbridge.metadata.gateways import is_gateway_label
+from rollbridge.metadata.records import TransactionRecord
+from rollbridge.monitoring.runbook import remedy
 
 HANDOVER: Final = timedelta(seconds=30)
 """Time after which a gateway should have let go of an id that another one wants: it waits for half of that."""
@@ -25,9 +25,9 @@ IDLE_MANY: Final = 10_000
 IDS_MANY: Final = 200_000
 """Ids on record that are reported: ZooKeeper has all of them in memory."""
 LONG_LEASE: Final = timedelta(hours=1)
-"""Leases of which it is reported that they end soon; producers with shorter ones begin anew by themselves."""
+"""Leases of which it is reported that they end soon; producers with shorter ones begin again by themselves."""
 LEASE_SHARE: Final = 0.1
-"""What is left of a lease that ends soon."""
+"""Share that is left of a lease that ends soon."""
 _MS: Final = timedelta(milliseconds=1)
 _WHICH_SHOWN: Final = 3
 
@@ -86,7 +86,7 @@ def _reach(gateway: GatewayFacts) -> Iterator[Finding]:
         yield problem(
             "gateway-unhealthy",
             f"{who} it says that it cannot serve: {'; '.join(record.faults)}",
-            f"look into the log of gateway {record.name}; if that does not help, start it anew: others serve its ids "
+            f"look into the log of gateway {record.name}; if that does not help, restart it: others serve its ids "
             "meanwhile",
         )
     if answer.closed:
@@ -199,7 +199,7 @@ def _releases(facts: ClusterFacts) -> Iterator[Finding]:
             "gateway-releases",
             f"gateways run another release than the coordinators ({', '.join(sorted(ours))}): {told}",
             "upgrade coordinators first, then gateways one after the other: each that ends is replaced by the others "
-            "at once, and no transaction is lost (docs/operations.md, Rolling upgrades)",
+            "at once, and no transaction is lost (docs/upgrading.md)",
         )
 
 
@@ -226,7 +226,7 @@ def _missed(facts: ClusterFacts) -> Iterator[Finding]:
     yield problem(
         "no-gateway",
         f"no gateway is registered, and {len(found)} transactions that producers began through gateways are open: "
-        f"{first.id} of transactional id {name}{last}; nobody but an operator can end them",
+        f"{first.id} of transactional id {name}{last}; only an operator can end them",
         remedy("no-gateway", name=known.gateway if known is not None and known.gateway else "the last gateway"),
     )
 

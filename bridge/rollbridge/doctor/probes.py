@@ -13,11 +13,11 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import KazooException, NoNodeError
 from kazoo.handlers.threading import KazooTimeoutError
 
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline
+from rollbridge.base.security import ZooKeeperSecurity
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.views import view_cluster
-from rollbridge.security.zookeeper import ZooKeeperSecurity
+from rollbridge.kafka.topics import view_cluster
 
 _TIMEOUT_SECONDS: Final = 2.0
 ZOOKEEPER_ROOT: Final = "/rollbridge"
@@ -115,7 +115,7 @@ class PartStatus:
     pid: int | None = None
     address: str | None = None
     log: str | None = None
-    """What it logs to, if that is there."""
+    """Path of its log, if there is one."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Paths of what is there of it: ``log``, ``output``, ``configuration``, ``data``."""
 

@@ -1,4 +1,4 @@
-"""Carry out ``rollbridge repair``: read ZooKeeper and Kafka, and do what :mod:`rollbridge.model.journal` plans."""
+"""Carry out ``rollbridge repair``: read ZooKeeper and Kafka, and do what :mod:`rollbridge.metadata.journal` plans."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from rollbridge.base.ids import TransactionId, shared_count
+from rollbridge.buffer.frames import FrameKind, decode_begin, unpack_bundle, unpack_header
+from rollbridge.buffer.snapshot_topic import read_all, read_latest
+from rollbridge.commitlog.control import ControlKind, peek_kind
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.snapshots import read_all, read_latest
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model import paths
-from rollbridge.model.control import ControlKind, peek_kind
-from rollbridge.model.frames import FrameKind, decode_begin, unpack_bundle, unpack_header
-from rollbridge.model.ids import TransactionId, shared_count
-from rollbridge.model.journal import GroupEvidence, Journal, RepairStep, is_deleted, split, streams_of
-from rollbridge.model.names import GroupName, group_of_terminated
-from rollbridge.model.records import StreamConfig
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import Znode, ZooKeeperSession
+from rollbridge.metadata import paths
+from rollbridge.metadata.journal import GroupEvidence, Journal, RepairStep, is_deleted, split, streams_of
+from rollbridge.metadata.session import Znode, ZooKeeperSession
+from rollbridge.metadata.store import Metadata
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.names import GroupName, group_of_terminated
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ def read_nodes(session: ZooKeeperSession) -> dict[str, bytes]:
 def read_group_nodes(session: ZooKeeperSession, name: GroupName) -> dict[str, bytes]:
     """Return the znodes of a group, and of the streams of its scope; of one that may not be read, nothing but its path.
 
-    What is wrong with streams of other scopes keeps nobody from repairing the group.
+    Faults of streams of other scopes do not keep the group from being repaired.
     """
     streams = [f"{paths.streams(name.scope)}/{item}" for item in session.children(paths.streams(name.scope))]
     nodes = zip(streams, Metadata(session).get_each(streams), strict=True)
@@ -83,9 +83,8 @@ def lost_groups(
 def read_topics(settings: ConnectionSettings) -> dict[str, str]:
     """Return the ids of all topics there are.
 
-    To be called before :func:`read_nodes`: what belongs to the topics of a change is in ZooKeeper before they are
-    created, so none of a leader that is at work looks as if nobody knew of it.
-
+    To be called before :func:`read_nodes`: ZooKeeper records what belongs to the topics of a change before they are
+    created, so no topic of a working leader looks orphaned.
     Raises:
         KafkaUnavailableError, NotAuthorizedError
     """
@@ -207,5 +206,5 @@ def _read_buffers(
                             begun.add(TransactionId.from_bytes(inner.transaction))
                             sessions[begin.client_name] = max(sessions.get(begin.client_name, 0), begin.client_epoch)
                 except (CorruptDataError, InvalidRequestError) as fault:
-                    logger.info("a frame in %s says nothing: %s", config.buffer_topic, fault)
+                    logger.info("repair.frame_skipped topic=%s: %s", config.buffer_topic, fault)
     return counter, sessions, begun

@@ -1,13 +1,12 @@
-"""Prove of a stream that each committed record stands where the commit log says, once: read everything, change nothing.
+"""Prove of a stream that each committed record is where the commit log says, once: read everything, change nothing.
 
-In this order, so that whatever is committed meanwhile cannot be taken for a fault:
+In this order, so that later commits cannot be taken for faults:
 
-1. The ends of the segments, then the end of the commit log: what stands below the first is named below the second.
-2. The buffers, as far as they are still there: how many records of each part have arrived.
-3. The commit log, once: what it says of the stream's segments goes, sorted by segment, into files of fixed entries, so
-   that memory does not grow with the number of transactions.
-4. The segments, one after the other, side by side with what the log says of them
-   (:mod:`rollbridge.model.verification`).
+1. The ends of the segments, then the end of the commit log: records below the first are named below the second.
+2. The buffers, as far as they are still there: the number of records of each part that have arrived.
+3. The commit log, once: its runs in the stream's segments go, sorted by segment, into files of fixed entries, so that
+   memory does not grow with the number of transactions.
+4. The segments, one after the other, in parallel with these runs (:mod:`rollbridge.doctor.verification`).
 """
 
 from __future__ import annotations
@@ -24,20 +23,26 @@ from typing import Final
 
 from xxhash import xxh64_intdigest
 
+from rollbridge.base.ids import SegmentId
+from rollbridge.buffer.frames import FrameHeader, FrameKind, PieceKey, unpack_bundle, unpack_header
+from rollbridge.commitlog.control import ControlKind, ControlRecord, decode_control, peek_kind
+from rollbridge.doctor.verification import (
+    Discrepancies,
+    DiscrepancyKind,
+    Placed,
+    SegmentCheck,
+    VerificationTally,
+    signed_batch,
+)
 from rollbridge.errors import CorruptDataError, NotFoundError
 from rollbridge.kafka.batches import check_crc, complete_batches, parse_header
 from rollbridge.kafka.committed import BatchStanding, judge
 from rollbridge.kafka.fetch import LogReader, RawStretch
 from rollbridge.kafka.metadata import Cluster, Isolation
-from rollbridge.kafka.signed_runs import signed_batch
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.frames import FrameHeader, FrameKind, PieceKey, unpack_bundle, unpack_header
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import Partition
-from rollbridge.model.records import StreamConfig
-from rollbridge.model.verification import Discrepancies, DiscrepancyKind, Placed, SegmentCheck, VerificationTally
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.names import Partition
 
 FETCH_BYTES: Final = 8 << 20
 SPILL_BYTES: Final = 32 << 20
@@ -57,7 +62,7 @@ Tell = Callable[[str, int], None]
 
 @dataclass(slots=True)
 class StreamVerification:
-    """What was found.
+    """Result of a verification.
 
     Attributes:
         transactions: Commits on the log that name records of the stream.
@@ -75,7 +80,7 @@ class StreamVerification:
 
 @dataclass(slots=True)
 class Plan:
-    """What there is to be read, settled before anything is.
+    """Ranges to be read, settled before anything is.
 
     Attributes:
         segments: Segments that are still there, with the first offset and the end of each.
@@ -89,7 +94,7 @@ class Plan:
 
     @property
     def offsets(self) -> int:
-        """How many offsets are to be read."""
+        """Number of offsets to be read."""
         spans = [*self.segments.values(), self.log, *self.buffers.values()]
         return sum(end - first for first, end in spans)
 
@@ -181,6 +186,11 @@ class Verifier:
         idle = 0
         while offset < end:
             stretch = self._log.fetch(topic, offset, wait_ms=WAIT_MS, max_bytes=FETCH_BYTES)
+            if stretch.start > offset:  # truncated meanwhile: as if it had begun there
+                self._found.log_start = stretch.start
+                spill.clear()
+                for bucket in seen:
+                    del bucket[:]
             for record in stretch.records:
                 if record.offset >= end or peek_kind(record.value) is not ControlKind.COMMIT:
                     continue
@@ -220,7 +230,7 @@ class Verifier:
                 text = f"transaction {control.transaction} has records in segment {segment}, which {stream} never had"
                 self._found.findings.add(DiscrepancyKind.UNKNOWN_SEGMENT, where, text)
         begun_ms, arrived = self._arrived.get(raw, (0, None))
-        # A BEGIN frame that came again, after the first one, may stand behind records that were truncated.
+        # A BEGIN frame that came again, after the first one, may lie behind records that were truncated.
         if arrived is None or begun_ms > control.begun_ms:
             return
         self._found.arrived += 1
@@ -252,7 +262,7 @@ class Verifier:
                 if record.offset >= end or peek_kind(record.value) is not ControlKind.COMMIT:
                     continue
                 if xxh64_intdigest(key) in twice and first.setdefault(key, record.offset) != record.offset:
-                    text = f"a second commit of transaction {key.hex()}, whose first one stands at {first[key]}"
+                    text = f"a second commit of transaction {key.hex()}, whose first one is at {first[key]}"
                     self._found.findings.add(DiscrepancyKind.DOUBLED, f"{topic}@{record.offset}", text)
             offset = max(stretch.end, stretch.start)
 
@@ -268,7 +278,7 @@ class Verifier:
             spill.entries(segment),
             first,
             end,
-            is_whole=self._is_log_whole,
+            is_whole=self._is_log_whole(segment),
             is_compacted=is_compacted,
             findings=findings,
             tally=tally,
@@ -278,12 +288,14 @@ class Verifier:
             try:
                 raw = self._log.fetch_raw(topic, offset, partition=partition, wait_ms=WAIT_MS, max_bytes=FETCH_BYTES)
             except NotFoundError:
-                tally.deleted += end - offset  # removed with its topic, meanwhile
+                check.deleted_below(end)  # removed with its topic, meanwhile
                 break
             except CorruptDataError as fault:  # it ends before that: an unclean election, a restored volume
                 findings.add(DiscrepancyKind.CORRUPT, f"{topic}-{partition}@{offset}", str(fault))
                 break
-            offset = max(offset, raw.start)
+            if raw.start > offset:
+                offset = raw.start
+                check.deleted_below(offset)
             reached = self._examine(raw, offset, end, check, tally, topic, is_compacted=is_compacted)
             offset = self._advance("segments", offset, reached, end)
         check.finish()
@@ -300,7 +312,7 @@ class Verifier:
         *,
         is_compacted: bool,
     ) -> int:
-        """Look at the batches of one answer from an offset on; return the offset behind them."""
+        """Check the batches of one answer from an offset on; return the offset behind them."""
         findings = self._found.findings
         batches = [(parse_header(batch), batch) for batch in complete_batches(raw.batches)]
         for header, batch, standing in judge(batches, raw.aborted):
@@ -325,20 +337,19 @@ class Verifier:
             tally.aborted_batches += standing is BatchStanding.ABORTED
         return offset
 
-    @property
-    def _is_log_whole(self) -> bool:
-        """Whether the log holds all commits of this life of the stream, and nothing else has signed its records."""
+    def _is_log_whole(self, segment: SegmentId) -> bool:
+        """Return True if the log holds all commits in a segment: an adopted topic may hold records of other streams."""
         config = self._config
-        return self._plan.log[0] == 0 and not config.life_id and not (config.topic and config.first_epoch)
+        return self._found.log_start == 0 and not config.life_id and not config.places.is_adopted(segment)
 
     def _advance(self, what: str, offset: int, reached: int, end: int) -> int:
-        """Report how far it has come; return where to go on, which may be the same place if nothing is decided yet."""
+        """Report progress; return the offset to continue at, which may be the same if nothing is decided yet."""
         self._tell(what, max(min(reached, end) - offset, 0))
         return reached
 
 
 class Spill:
-    """What the log says of each segment, in its order, in a file for each; small amounts stay in memory."""
+    """Runs of the log by segment, in its order, in a file for each; small amounts stay in memory."""
 
     def __init__(self, folder: Path, bytes_max: int = SPILL_BYTES) -> None:
         self._folder = folder
@@ -350,7 +361,14 @@ class Spill:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all runs."""
         self._waiting.clear()
+        self._bytes = 0
+        for path in self._folder.iterdir():
+            path.unlink()
 
     def add(self, segment: SegmentId, placed: Placed) -> None:
         """Append a run."""

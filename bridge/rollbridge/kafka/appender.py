@@ -14,15 +14,16 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
+from math import inf
 from types import TracebackType
 from typing import Final, Self, assert_never
 
 from kio.schema.errors import ErrorCode
 
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline
 from rollbridge.errors import ConfigError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.coordination import Coordination, ProducerStanding, RequestRefusedError
+from rollbridge.kafka.dispatch import IN_FLIGHT_MAX
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
@@ -30,20 +31,23 @@ from rollbridge.kafka.errors import (
     Meaning,
     NotAuthorizedError,
     ProducerFencedError,
+    TransactionalIdLockedError,
 )
 from rollbridge.kafka.groups import send_group_offsets
 from rollbridge.kafka.metadata import Cluster, Isolation, LeaderEpochs
 from rollbridge.kafka.offsets import read_end_offset
-from rollbridge.kafka.produce import IN_FLIGHT_MAX
-from rollbridge.kafka.session import (
+from rollbridge.kafka.transactions import (
     Addressed,
+    Coordination,
     PartitionRefusedError,
     ProducerFields,
+    ProducerStanding,
     ProduceSession,
+    RequestRefusedError,
     SessionSender,
 )
-from rollbridge.model.group_offsets import GroupMember, OffsetDetails
-from rollbridge.model.names import Partition
+from rollbridge.stream.group_offsets import GroupMember, OffsetDetails
+from rollbridge.stream.names import Partition
 
 # States: two complete tables.
 
@@ -96,6 +100,8 @@ class Result(Enum):
     REFUSED = "refused"
     UNKNOWN = "unknown"
     FENCED = "fenced"
+    LOCKED = "locked"
+    """Nothing was sent: Kafka has locked the transactional id."""
 
 
 _RUN, _NOTHING, _REFUSE, _FENCED = Permission.RUN, Permission.NOTHING, Permission.REFUSE, Permission.FENCED
@@ -151,27 +157,34 @@ AFTER: Final[Mapping[tuple[Operation, Result], AppenderState]] = {
     (Operation.INIT, Result.REFUSED): AppenderState.UNKNOWN,
     (Operation.INIT, Result.UNKNOWN): AppenderState.UNKNOWN,
     (Operation.INIT, Result.FENCED): AppenderState.FENCED,
+    (Operation.INIT, Result.LOCKED): AppenderState.UNKNOWN,
     # An append that sent nothing leaves the state unchanged.
     (Operation.APPEND, Result.OK): AppenderState.IN_TRANSACTION,
     (Operation.APPEND, Result.REFUSED): AppenderState.MUST_ABORT,
     (Operation.APPEND, Result.UNKNOWN): AppenderState.UNKNOWN,
     (Operation.APPEND, Result.FENCED): AppenderState.FENCED,
+    (Operation.APPEND, Result.LOCKED): AppenderState.READY,
     (Operation.SEND_OFFSETS, Result.OK): AppenderState.IN_TRANSACTION,
     (Operation.SEND_OFFSETS, Result.REFUSED): AppenderState.MUST_ABORT,
     (Operation.SEND_OFFSETS, Result.UNKNOWN): AppenderState.UNKNOWN,
     (Operation.SEND_OFFSETS, Result.FENCED): AppenderState.FENCED,
+    (Operation.SEND_OFFSETS, Result.LOCKED): AppenderState.READY,
     (Operation.COMMIT, Result.OK): AppenderState.READY,
     (Operation.COMMIT, Result.REFUSED): AppenderState.MUST_ABORT,
     (Operation.COMMIT, Result.UNKNOWN): AppenderState.UNKNOWN,
     (Operation.COMMIT, Result.FENCED): AppenderState.FENCED,
+    # A transaction that has records holds its id, so its end is never refused so.
+    (Operation.COMMIT, Result.LOCKED): AppenderState.UNKNOWN,
     (Operation.ABORT, Result.OK): AppenderState.READY,
     (Operation.ABORT, Result.REFUSED): AppenderState.UNKNOWN,
     (Operation.ABORT, Result.UNKNOWN): AppenderState.UNKNOWN,
     (Operation.ABORT, Result.FENCED): AppenderState.FENCED,
+    (Operation.ABORT, Result.LOCKED): AppenderState.UNKNOWN,
     (Operation.CLOSE, Result.OK): AppenderState.CLOSED,
     (Operation.CLOSE, Result.REFUSED): AppenderState.CLOSED,
     (Operation.CLOSE, Result.UNKNOWN): AppenderState.CLOSED,
     (Operation.CLOSE, Result.FENCED): AppenderState.CLOSED,
+    (Operation.CLOSE, Result.LOCKED): AppenderState.CLOSED,
 }
 logger = logging.getLogger(__name__)
 
@@ -195,6 +208,8 @@ class TransactionalAppender:
         unknown_topic_timeout_ms: Time for which a topic that brokers do not know is taken for a new one.
         topic_timeout_ms: Time for which a topic, given its name, may be without a leader; by default
             ``retry_timeout_ms`` for every topic.
+        locked_timeout_ms: Time for which the id may be locked before an operation that would begin a transaction
+            raises TransactionalIdLockedError; by default ``retry_timeout_ms``, and the outcome is unknown then.
         epochs: Leader epochs that are shared with others; by default the appender's own.
 
     Raises:
@@ -214,6 +229,7 @@ class TransactionalAppender:
         retry_timeout_ms: int = 60_000,
         unknown_topic_timeout_ms: int = 5_000,
         topic_timeout_ms: Callable[[str], int] | None = None,
+        locked_timeout_ms: int | None = None,
         epochs: LeaderEpochs | None = None,
     ) -> None:
         if not transactional_id:
@@ -228,6 +244,7 @@ class TransactionalAppender:
         self._retry_timeout_ms = retry_timeout_ms
         self._unknown_topic_timeout_ms = unknown_topic_timeout_ms
         self._topic_timeout_ms = topic_timeout_ms or (lambda _: retry_timeout_ms)
+        self._locked_timeout_s = inf if locked_timeout_ms is None else locked_timeout_ms / 1000
         self._cluster = Cluster(
             bootstrap_servers,
             security=security,
@@ -240,6 +257,7 @@ class TransactionalAppender:
             transactional_id,
             transaction_timeout_ms=transaction_timeout_ms,
             retry_timeout_s=retry_timeout_ms / 1000,
+            locked_timeout_s=self._locked_timeout_s,
         )
         self._state = AppenderState.NEW
         self._producer: ProducerFields | None = None
@@ -275,6 +293,7 @@ class TransactionalAppender:
         Raises:
             ProducerFencedError: A newer user has the id.
             KafkaUnavailableError: No answer came in time; may be called again.
+            TransactionalIdLockedError: What was open is decided, but the id is locked; may be called again.
             NotAuthorizedError, AuthenticationError, UnsupportedBrokerError, ConfigError: The broker refuses.
         """
         self._enter(Operation.INIT)
@@ -300,6 +319,7 @@ class TransactionalAppender:
         Raises:
             AppendRefusedError: Definite: the transaction can only be aborted.
             AppendUnknownError: Outcome unknown: call ``init()``.
+            TransactionalIdLockedError: Nothing was sent, no transaction is open; may be called again.
             ProducerFencedError: A newer user has the id. Never init again.
             InvalidStateError: Not initialised, or the transaction must be aborted first.
             CorruptDataError: One of ``batches`` is not a batch of data. As with any exception raised by iterating
@@ -316,6 +336,7 @@ class TransactionalAppender:
                 retry_timeout_ms=self._retry_timeout_ms,
                 unknown_topic_timeout_ms=self._unknown_topic_timeout_ms,
                 topic_timeout_ms=self._topic_timeout_ms,
+                locked_timeout_s=self._locked_timeout_s,
             )
             offsets = sender.run(batches)
             if offsets:
@@ -335,7 +356,7 @@ class TransactionalAppender:
         Args:
             member: Group id, for a caller outside of the group, or the committing member.
             offsets: (topic, partition) to the offset of the next record to read.
-            details: What is committed beside some of them.
+            details: Details committed with some of them.
             retry_timeout_s: Time for which to retry while the group coordinator is unavailable; by default the
                 appender's.
 
@@ -353,6 +374,7 @@ class TransactionalAppender:
                 offsets,
                 details or {},
                 retry_timeout_s=self._retry_timeout_ms / 1000 if retry_timeout_s is None else retry_timeout_s,
+                locked_timeout_s=self._locked_timeout_s,
             )
             self._session.joined = True
             self._move(Operation.SEND_OFFSETS, Result.OK)
@@ -386,7 +408,7 @@ class TransactionalAppender:
             if self._state in (AppenderState.IN_TRANSACTION, AppenderState.MUST_ABORT):
                 self.abort()
         except Exception as exc:  # the coordinator's time-out or the next init ends the transaction anyway
-            logger.warning("transactional id %s: closed with a transaction open: %s", self.transactional_id, exc)
+            logger.warning("appender.closed transactional_id=%s transaction=open reason=%s", self.transactional_id, exc)
         finally:
             self._cluster.close()
             self._move(Operation.CLOSE, Result.OK)
@@ -407,9 +429,20 @@ class TransactionalAppender:
             topic,
             partition,
             isolation,
-            retry_timeout_s=self._retry_timeout_ms / 1000,
+            retry_timeout_s=self._cluster.bounded_s(self._retry_timeout_ms / 1000),
             unknown_topic_timeout_s=self._unknown_topic_timeout_ms / 1000,
         )
+
+    def is_locked(self) -> bool:
+        """Return True while markers of the last transaction are missing: Kafka starts no other one with this id.
+
+        Raises:
+            KafkaUnavailableError: The coordinator did not say.
+        """
+        try:
+            return self._coordination.is_locked()
+        except RequestRefusedError as exc:
+            raise KafkaUnavailableError(str(exc)) from exc
 
     @property
     def _current(self) -> ProducerFields:
@@ -445,7 +478,7 @@ class TransactionalAppender:
             state = AppenderState.FENCED if result is Result.FENCED else AppenderState.NEW
         if state is not self._state:
             logger.debug(
-                "transactional id %s: %s, %s: %s -> %s",
+                "appender.state transactional_id=%s operation=%s result=%s from=%s to=%s",
                 self.transactional_id,
                 operation.value,
                 result.value,
@@ -461,11 +494,20 @@ class TransactionalAppender:
         """Translate errors from the layers below into the documented ones, and move to the state each leads to."""
         try:
             yield
-        except PartitionRefusedError as exc:
-            topic = exc.topic if exc.error in codes.CONTENT | codes.TOPIC else None
+        except (PartitionRefusedError, RequestRefusedError) as exc:
+            if exc.error is ErrorCode.concurrent_transactions and exc.meaning is Meaning.REFUSED:
+                if self._session.joined:  # unlocked while the last answers came
+                    raise self._failed(operation, exc.meaning, exc.error, None, exc) from exc
+                self._move(operation, Result.LOCKED)
+                self._session = ProduceSession()
+                raise TransactionalIdLockedError(
+                    f"Kafka has locked transactional id {self.transactional_id}, since a partition of its last "
+                    f"transaction takes no marker ({exc}); nothing was sent"
+                ) from exc
+            topic = None
+            if isinstance(exc, PartitionRefusedError) and exc.error in codes.CONTENT | codes.TOPIC:
+                topic = exc.topic
             raise self._failed(operation, exc.meaning, exc.error, topic, exc) from exc
-        except RequestRefusedError as exc:
-            raise self._failed(operation, exc.meaning, exc.error, None, exc) from exc
         except KafkaUnavailableError as exc:
             self._move(operation, Result.UNKNOWN)
             if operation is Operation.INIT:
@@ -515,7 +557,7 @@ class TransactionalAppender:
                 case never:
                     assert_never(never)
         except (RequestRefusedError, KafkaUnavailableError) as exc:
-            logger.debug("transactional id %s: cannot tell whether it was taken: %s", self.transactional_id, exc)
+            logger.debug("fence.unknown transactional_id=%s reason=%s", self.transactional_id, exc)
             return Meaning.UNKNOWN
 
     def _refused(

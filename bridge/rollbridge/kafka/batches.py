@@ -46,8 +46,8 @@ from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch, DefaultRecordBatchBuilder
 from google_crc32c import extend
 
+from rollbridge.base.avro import decode_long, encode_long
 from rollbridge.errors import CorruptDataError
-from rollbridge.model.avro import decode_long, encode_long
 
 # Bounded decompression.
 
@@ -303,10 +303,10 @@ def complete_batches(raw: bytes | memoryview) -> Iterator[memoryview]:
 
 
 class FetchedBatches:
-    """Consecutive batches, split and their headers parsed while iterating, each time anew.
+    """Consecutive batches, split and their headers parsed at each iteration.
 
-    A fetch may bring ten thousand batches of one record each. Held, that many headers and views cost four times what it
-    takes to make them, in garbage collections.
+    A fetch may bring ten thousand batches of one record each. Keeping that many headers and views costs four times
+    their parsing, in garbage collections.
 
     Attributes:
         last: Header of the last batch that was checked; None if there is none.
@@ -623,15 +623,15 @@ def read_records(batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) 
 
 
 class PlainRecord(Protocol):
-    """What aiokafka's compiled reader makes of a record; see :class:`LogRecord`."""
+    """Record as aiokafka's compiled reader returns it; see :class:`LogRecord`."""
 
     @property
     def offset(self) -> int:
-        """Of the record, in its log."""
+        """Offset of the record in its log."""
 
     @property
     def timestamp(self) -> int:
-        """In ms since 1970."""
+        """Timestamp in ms since 1970."""
 
     @property
     def key(self) -> bytes | None:

@@ -14,11 +14,11 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaException, Message
 
+from rollbridge.base.logs import limited_child
+from rollbridge.base.security import SECURITY_KEYS, Security
 from rollbridge.errors import ConfigError
 from rollbridge.kafka.errors import translate
 from rollbridge.kafka.metadata import Isolation, parse_bootstrap
-from rollbridge.kafka.ratelimit import limited_child
-from rollbridge.security.kafka import SECURITY_KEYS, Security
 
 # `list_topics` would import this on whichever thread calls it first. A fork during that import leaves the child waiting
 # for the import lock forever.

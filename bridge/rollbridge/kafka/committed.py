@@ -20,6 +20,8 @@ from enum import Enum
 from itertools import islice
 from typing import Final, NamedTuple
 
+from rollbridge.base.attribution import HEADER_VALUE, HEADER_VALUE_BYTES, RECORD_HEADER, own_header, unpack_run
+from rollbridge.base.avro import decode_long, encode_long
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import (
     DECOMPRESSED_BYTES_MAX,
@@ -35,8 +37,6 @@ from rollbridge.kafka.batches import (
     read_records,
     uncompressed,
 )
-from rollbridge.model.attribution import HEADER_VALUE, HEADER_VALUE_BYTES, RECORD_HEADER, own_header, unpack_run
-from rollbridge.model.avro import decode_long, encode_long
 
 # Records with header names that are not UTF-8.
 
@@ -66,7 +66,7 @@ def attributed(records: Iterable[LogRecord]) -> Iterator[LogRecord]:
     """Yield the records of a batch, from its first one on, each with a header of its own if it belongs to a run.
 
     A header that does not parse begins no run, and ends one: a plain writer used the name for something else. See
-    :mod:`rollbridge.model.attribution`.
+    :mod:`rollbridge.base.attribution`.
     """
     begin, sequences, transaction = 0, _NOTHING, b""
     for record in records:

@@ -27,12 +27,12 @@ from kio.schema.sasl_handshake.v1 import SaslHandshakeRequest, SaslHandshakeResp
 from kio.serial import entity_reader, entity_writer
 from kio.static.protocol import Payload
 
-from rollbridge.calls import Deadline
+from rollbridge.base.deadlines import Deadline
+from rollbridge.base.forks import forks, refusal
+from rollbridge.base.security import Security
 from rollbridge.errors import KafkaUnavailableError
-from rollbridge.forks import forks, refusal
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import AuthenticationError, ConnectionLostError, UnsupportedBrokerError
-from rollbridge.security.kafka import Security
 
 R = TypeVar("R", bound=Payload)
 Buffer = bytes | bytearray | memoryview

@@ -1,7 +1,6 @@
-"""The answer to DescribeTransactions v0, as the broker sends it.
+"""Decode the broker's response to DescribeTransactions v0.
 
-kio's own schema declares the start time as a point in time, and cannot read the -1 that stands there while no
-transaction is open.
+kio's own schema declares the start time as a point in time, and cannot read the -1 sent while no transaction is open.
 
 Source: Kafka's DescribeTransactionsResponse.json.
 """

@@ -11,39 +11,114 @@ from __future__ import annotations
 
 import logging
 import math
+import struct
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Final, Generic, assert_never
 
 from kio.schema.errors import ErrorCode
+from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
 from kio.schema.list_offsets.v7 import ListOffsetsResponse
 from kio.schema.produce.v12 import ProduceResponse
 from kio.schema.produce.v12.response import PartitionProduceResponse
+from kio.schema.types import ProducerId
+from kio.static.primitive import i16, i32Timedelta
 
-from rollbridge.calls import Backoff
-from rollbridge.errors import RollbridgeError
+from rollbridge.base.avro import encode_unsigned
+from rollbridge.base.deadlines import Backoff, Deadline
+from rollbridge.base.logs import limited
+from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import RawBatch, stamped_header
-from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.errors import ConnectionLostError, Meaning
-from rollbridge.kafka.fetch import NO_EPOCH
+from rollbridge.kafka.batches import HEADER_BYTES, RawBatch, stamped_header
+from rollbridge.kafka.connection import Buffer, Connection
+from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError
 from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
 from rollbridge.kafka.offsets import LATEST, offsets_request
-from rollbridge.kafka.produce import (
-    PRODUCE_KEY,
-    PRODUCE_VERSION,
-    REQUEST_BATCHES,
-    REQUEST_BYTES,
-    produce_body,
-    request_start,
-)
 from rollbridge.kafka.queues import P, PartitionQueue
-from rollbridge.kafka.ratelimit import limited
-from rollbridge.model.names import Partition
+from rollbridge.stream.group_offsets import NO_EPOCH
+from rollbridge.stream.names import Partition
+
+# Build Produce requests around ready-made batches, with their producer ids.  Source: KIP-98 (idempotent producer),
+# KIP-890 (a partition joins a transaction with its first Produce v12 request). A producer without a transactional id
+# gets a new producer id with each request for one.
+
+
+PRODUCE_KEY: Final = 0
+PRODUCE_VERSION: Final = 12
+# Brokers remember the last five batches of a producer per partition: with more in flight, a retry of the oldest would
+# no longer be recognised.
+IN_FLIGHT_MAX: Final = 5
+# Size at which a request is sent rather than extended by the next batch: large requests gain from an early start.
+REQUEST_BYTES: Final = 1 << 20
+REQUEST_BATCHES: Final = 500
+_ACKS_ALL: Final = -1
+_PAUSE_S: Final = 0.05
+
+
+def request_start(transactional_id: str | None, broker_timeout_ms: int) -> bytes:
+    """Encode the first fields of Produce v12: transactional id, acks=all, and the time-out for the replicas.
+
+    ``transactional_id`` is None for a producer without transactions.
+    """
+    name = b"" if transactional_id is None else transactional_id.encode()
+    length = 0 if transactional_id is None else len(name) + 1
+    return encode_unsigned(length) + name + struct.pack(">hi", _ACKS_ALL, broker_timeout_ms)
+
+
+def produce_body(start: bytes, items: Iterable[tuple[Partition, bytes, RawBatch]]) -> list[Buffer]:
+    """Return the body of Produce v12: ``start``, then the batches, given as partition, new header and whole batch."""
+    topics: dict[str, list[tuple[int, bytes, RawBatch]]] = {}
+    for (topic, partition), header, batch in items:
+        topics.setdefault(topic, []).append((partition, header, batch))
+    parts: list[Buffer] = []
+    glue = bytearray(start + encode_unsigned(len(topics) + 1))
+    for topic, batches in topics.items():
+        name = topic.encode()
+        glue += encode_unsigned(len(name) + 1) + name + encode_unsigned(len(batches) + 1)
+        for partition, header, batch in batches:
+            glue += struct.pack(">i", partition) + encode_unsigned(len(batch) + 1) + header
+            parts += (bytes(glue), memoryview(batch)[HEADER_BYTES:])
+            glue = bytearray(b"\0")
+        glue += b"\0"
+    glue += b"\0"
+    parts.append(bytes(glue))
+    return parts
+
+
+def new_producer_id(cluster: Cluster, timeout_s: float = 30.0) -> tuple[int, int]:
+    """Allocate a producer id; return it and its epoch.
+
+    Retries while a broker that has just started has no ids to allocate.
+
+    Raises:
+        KafkaUnavailableError: No broker gave one within ``timeout_s``; ask again.
+        NotAuthorizedError: The principal may write to no topic.
+    """
+    request = InitProducerIdRequest(
+        transactional_id=None,
+        transaction_timeout=i32Timedelta.parse(timedelta(milliseconds=0)),
+        producer_id=ProducerId(-1),
+        producer_epoch=i16(-1),
+    )
+    deadline = Deadline(timeout_s)
+    while True:
+        answer = cluster.ask_any(request, InitProducerIdResponse)
+        if answer.error_code == ErrorCode.none:
+            return answer.producer_id, answer.producer_epoch
+        meaning = codes.meaning(codes.INIT, answer.error_code)
+        if meaning is Meaning.DENIED:
+            raise NotAuthorizedError(
+                f"not allowed to write idempotently: {codes.name(answer.error_code)}", resource="cluster"
+            )
+        if meaning not in (Meaning.RETRY, Meaning.REFRESH) or deadline.passed():
+            raise KafkaUnavailableError(f"no broker gave a producer id: {codes.name(answer.error_code)}")
+        time.sleep(_PAUSE_S)
+
 
 logger = logging.getLogger(__name__)
 _retries = limited(logger.getChild("retries"))
@@ -52,7 +127,7 @@ _retries = limited(logger.getChild("retries"))
 BACKOFF_FIRST_S: Final = 0.005
 BACKOFF_MAX_S: Final = 0.5
 LOOK_AGAIN_S: Final = 1.0
-"""Time for which a broker may give the same passing answer before the leader is looked up again."""
+"""Time for which a broker may repeat a retriable error before metadata is refreshed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +147,7 @@ class EndInquiry(Generic[P]):
 
 @dataclass(slots=True, eq=False)
 class BrokerLink(Generic[P]):
-    """Connection to one broker, and its requests in flight. The dispatcher owns it: nobody else closes it."""
+    """Connection to one broker, and its requests in flight. Only the dispatcher closes it."""
 
     connection: Connection
     requests: deque[BatchRequest[P] | EndInquiry[P]] = field(default_factory=deque)
@@ -213,7 +288,7 @@ class Dispatcher(Generic[P]):
         try:
             missing = self._cluster.learn(topic for topic, _ in queues)
         except RollbridgeError as fault:
-            logger.info("no broker can be asked for leaders now: %s", fault)
+            logger.info("leaders.unavailable reason=%s", fault)
             with lock:
                 self.back_off()
                 self._owner.unreached(fault)
@@ -242,7 +317,7 @@ class Dispatcher(Generic[P]):
                 connection.close()
                 raise
         except RollbridgeError as fault:
-            logger.info("broker %d cannot be reached now: %s", node, fault)
+            logger.info("broker.unreachable broker=%d reason=%s", node, fault)
             with lock:
                 led = [queue for queue in self.ready if self._cluster.known_leader(*queue.target) == node]
                 self._put_off(node, led)
@@ -292,7 +367,7 @@ class Dispatcher(Generic[P]):
             self._owner.changed(queue)
 
     def _missing(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
-        _retries.info("the leader of %s is not known: %s", queue.topic, codes.name(code))
+        _retries.info("leader.unknown topic=%s error=%s", queue.topic, codes.name(code))
         batch = next(iter(queue.held()), None)
         if codes.meaning(codes.PRODUCE, code) is Meaning.DENIED and batch is not None:
             self._owner.denied(queue, batch, code)
@@ -367,7 +442,6 @@ class Dispatcher(Generic[P]):
         return node
 
     def _link(self, node: NodeId) -> BrokerLink[P] | None:
-        """Return the link to a broker; None if its connection was lost a moment ago."""
         return None if self._is_unreached(node) else self.links[node]
 
     def _inquire(self, node: NodeId, inquiry: EndInquiry[P]) -> None:
@@ -430,7 +504,7 @@ class Dispatcher(Generic[P]):
             if meaning is Meaning.DONE:
                 queue.place(int(found.offset), int(found.leader_epoch))
             elif meaning in (Meaning.RETRY, Meaning.REFRESH):
-                logger.info("segment %s: its end is not told: %s", queue.topic, codes.name(found.error_code))
+                logger.info("log_end.unavailable topic=%s error=%s", queue.topic, codes.name(found.error_code))
                 if meaning is Meaning.REFRESH or self._keeps_failing(queue, found.error_code, time.monotonic()):
                     self._cluster.forget_leader(*queue.target)
                 self._hold(queue, found.error_code)
@@ -445,10 +519,10 @@ class Dispatcher(Generic[P]):
             self.note(queue)
 
     def _keeps_failing(self, queue: PartitionQueue[P], code: ErrorCode, asked_at: float) -> bool:
-        """Return True if a queue has met the same answer for so long that its leader is to be looked up again.
+        """Return True if a queue got the same error for so long that its leader must be asked for again.
 
-        A broker that is cut off from the others goes on as leader, and its view of the cluster is old. It may take its
-        time for the first answer, too.
+        A broker that is cut off from the others remains leader in its own view, and its view of the cluster is old. Its
+        first answer may be late, too.
         """
         now = time.monotonic()
         before, since = self._failing.get(queue.target, (code, asked_at))
@@ -462,7 +536,7 @@ class Dispatcher(Generic[P]):
         code = answer.error_code
         meaning = codes.meaning(codes.PRODUCE, code)
         if meaning is not Meaning.DONE:
-            _retries.info("topic %s: a batch met %s", queue.topic, codes.name(code))
+            _retries.info("batch.retried topic=%s error=%s", queue.topic, codes.name(code))
         match meaning:
             case Meaning.DONE if answer.base_offset >= 0:
                 self._backoff.reset()
@@ -504,7 +578,7 @@ class Dispatcher(Generic[P]):
 
     def lost(self, node: NodeId, fault: ConnectionLostError) -> None:
         """Drop a connection; the outcome of its requests is unknown."""
-        logger.info("%s; what was under way is sent again", fault)
+        logger.info("requests.resent reason=%s", fault)
         link = self.links[node]
         self._close(node)
         queues: list[PartitionQueue[P]] = []
@@ -532,7 +606,7 @@ class Dispatcher(Generic[P]):
         return max(soon, min(self._held.get(queue.target, 0.0) for queue in self.ready))
 
     def _hold(self, queue: PartitionQueue[P], code: ErrorCode) -> None:
-        """Send nothing of a queue for a moment; others go on."""
+        """Pause a queue briefly; others are not affected."""
         now = time.monotonic()
         self._held = {target: until for target, until in self._held.items() if until > now}
         pause_s = self._owner.pause_s(code)

@@ -133,6 +133,16 @@ class ProducerFencedError(FencedError):
         self.kafka_error = kafka_error
 
 
+class TransactionalIdLockedError(KafkaUnavailableError):
+    """Kafka has locked the transactional id; nothing was sent with it, and it may be used again later.
+
+    A transaction that has ended locks its id until each of its partitions has taken a marker. One without a leader, or
+    with too few in-sync replicas, takes none.
+    """
+
+    code = "transactional-id-locked"
+
+
 class InvalidStateError(InvalidTransitionError):
     """The appender's state does not allow this operation; nothing was sent."""
 
@@ -289,7 +299,7 @@ POSSIBLY_PERSISTED: Final = frozenset(
         ErrorCode.kafka_storage_error,
     }
 )
-"""Answers to Produce after which the batch may stand in the log."""
+"""Produce errors after which the batch may be in the log."""
 
 CONTENT: Final = frozenset(
     {
@@ -315,10 +325,12 @@ TOPIC: Final = frozenset(
 )
 """Answers to Produce whose reason is the topic; those in neither set concern the native transaction as a whole."""
 
-AWAY: Final = frozenset({ErrorCode.leader_not_available})
-"""Answers for a topic none of whose brokers is available. Nothing was sent to it, so the native transaction can end
-without it. A topic that is part of the transaction, because its brokers answer that replicas are missing, is waited
-for."""
+AWAY: Final = frozenset(
+    {ErrorCode.leader_not_available, ErrorCode.not_enough_replicas, ErrorCode.not_enough_replicas_after_append}
+)
+"""Answers for a topic that has too few brokers: none that leads it, or fewer in-sync replicas than it demands. In the
+second case it is part of the native transaction, whose id Kafka locks until the topic has taken its marker.
+"""
 
 END: Final[Mapping[ErrorCode, Meaning]] = {
     **_TRANSACTION,
@@ -502,11 +514,11 @@ def refusal(code: ErrorCode, doing: str, resource: str = "", detail: str | None 
 
 
 def is_definite(code: ErrorCode) -> bool:
-    """Return whether a retry would get the same answer: the broker has refused and done nothing.
+    """Return whether a retry would get the same error: the broker has refused and done nothing.
 
     Kafka's own flag of these codes (retriable or not) differs. Of topics, it is retriable where not all brokers know a
-    new one yet: whoever has to wait for that asks for the code before. The same goes for codes that tell a client to
-    send another request, as of a session's epoch. The codes that are neither definite nor retriable pass by themselves,
-    are sent between brokers only, or leave open what was done, as UNKNOWN_SERVER_ERROR does.
+    new one yet: callers that wait for that check for the code first. The same holds for codes that tell a client to
+    send another request, as of a session's epoch. Codes that are neither definite nor retriable are temporary, are sent
+    between brokers only, or leave the outcome open, as UNKNOWN_SERVER_ERROR does.
     """
     return ERROR_CLASSES.get(code.value, KafkaUnavailableError) is not KafkaUnavailableError

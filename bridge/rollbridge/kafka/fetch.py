@@ -23,21 +23,20 @@ from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchRequest, FetchResponse
 from kio.schema.fetch.v12.response import PartitionData
 
-from rollbridge.calls import Deadline
+from rollbridge.base.avro import encode_unsigned
+from rollbridge.base.deadlines import Deadline
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.committed import AbortedSpan, committed_records
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation
 from rollbridge.kafka.offsets import ask_first_offset, read_end_offset, read_patiently
-from rollbridge.model.avro import encode_unsigned
+from rollbridge.stream.group_offsets import NO_EPOCH
 
 logger = logging.getLogger(__name__)
 
 FETCH_BYTES: Final = 1 << 20
 """Bytes requested at once; the first batch comes whole even if it is larger."""
-NO_EPOCH: Final = -1
-"""Unknown leader epoch: the broker does not check for divergence."""
 # replica id, longest wait, least bytes, most bytes, isolation, session, session epoch
 _HEAD: Final = struct.Struct(">iiiibii")
 # number, leader epoch, offset, epoch of what was fetched last, first offset, most bytes, tagged fields
@@ -158,7 +157,7 @@ class LogReader:
             wanted = Wanted(topic, partition, offset, last_epoch)
             send_fetch(connection, [wanted], wait_ms, Isolation.READ_COMMITTED, max_bytes)
         except (CodeError, KafkaUnavailableError) as fault:
-            logger.debug("topic %s is not asked in advance: %s", topic, fault)
+            logger.debug("prefetch.failed topic=%s reason=%s", topic, fault)
         else:
             self._asked = wanted, connection
 

@@ -18,16 +18,17 @@ from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchResponse
 from kio.schema.fetch.v12.response import PartitionData
 
-from rollbridge.calls import Backoff
+from rollbridge.base.deadlines import Backoff
+from rollbridge.base.logs import limited
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import BatchHeader, FetchedBatches, LogRecord
 from rollbridge.kafka.committed import AbortedSpan, BatchStanding, iterate_any_records, judge
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFoundError
-from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, Wanted
+from rollbridge.kafka.fetch import LogDivergedError, Wanted
 from rollbridge.kafka.metadata import NodeId
-from rollbridge.kafka.ratelimit import limited
-from rollbridge.model.names import Partition
+from rollbridge.stream.group_offsets import NO_EPOCH
+from rollbridge.stream.names import Partition
 
 logger = limited(logging.getLogger(__name__))
 
@@ -80,7 +81,7 @@ class Fetched(NamedTuple):
                         yield record
 
 
-class Trouble(NamedTuple):
+class FetchError(NamedTuple):
     """Fault that stops a partition at its offset; it is retried with back-off unless the caller leaves or moves it.
 
     Attributes:
@@ -177,7 +178,7 @@ class FetchPlan:
         )
 
     def doubted(self) -> frozenset[Partition]:
-        """Return the partitions whose range has to be looked up along with their leaders."""
+        """Return the partitions whose range must be asked for along with their leaders."""
         return frozenset(item for item, place in self._places.items() if place.doubted)
 
     def learn(
@@ -186,9 +187,9 @@ class FetchPlan:
         leaders: Mapping[Partition, NodeId],
         faults: Mapping[str, ErrorCode],
         now: float,
-    ) -> list[Trouble]:
+    ) -> list[FetchError]:
         """Apply the result of a look-up: the leaders of some topics' partitions, and the faults of others."""
-        troubles: list[Trouble] = []
+        troubles: list[FetchError] = []
         for partition, place in self._places.items():
             if partition[0] not in topics:
                 continue
@@ -203,9 +204,9 @@ class FetchPlan:
                 )
         return troubles
 
-    def learn_ranges(self, ranges: Mapping[Partition, Range], now: float) -> list[Trouble]:
+    def learn_ranges(self, ranges: Mapping[Partition, Range], now: float) -> list[FetchError]:
         """Apply the ranges of doubted partitions."""
-        troubles: list[Trouble] = []
+        troubles: list[FetchError] = []
         for partition, (first, end) in ranges.items():
             place = self._places.get(partition)
             if place is None or not place.doubted:
@@ -216,14 +217,14 @@ class FetchPlan:
             text = f"offset {place.offset} of partition {partition[1]} of topic {partition[0]} is gone"
             if place.offset < first:
                 fault = CorruptDataError(f"{text}: the log was truncated, and begins at {first}")
-                troubles.append(Trouble(partition, place.offset, fault, first))
+                troubles.append(FetchError(partition, place.offset, fault, first))
             else:
                 fault = LogDivergedError(f"{text}: the log has lost its end, and ends at {end}")
-                troubles.append(Trouble(partition, place.offset, fault, end))
+                troubles.append(FetchError(partition, place.offset, fault, end))
             self._pause(place, now)
         return troubles
 
-    def not_learned(self, topics: Collection[str], fault: RollbridgeError, now: float) -> list[Trouble]:
+    def not_learned(self, topics: Collection[str], fault: RollbridgeError, now: float) -> list[FetchError]:
         """Apply a failed look-up: partitions without a known leader back off, the others continue."""
         lost = [
             (partition, place)
@@ -255,7 +256,7 @@ class FetchPlan:
         ]
 
     def sent(self, node: NodeId, wanted: Iterable[Wanted], now: float) -> None:
-        """Note that a request was sent."""
+        """Record that a request was sent."""
         request = self._under_way[node] = _Request(now, {})
         for item in wanted:
             partition = item.topic, item.partition
@@ -266,21 +267,21 @@ class FetchPlan:
             request.places[partition] = place.serial, item.offset
 
     def withdrawn(self, node: NodeId) -> None:
-        """Note that the leader's in-flight request was given up."""
+        """Record that the leader's in-flight request was given up."""
         self._under_way.pop(node, None)
 
-    def lost(self, node: NodeId, fault: RollbridgeError, now: float) -> list[Trouble]:
-        """Note that a leader is unreachable: look up its partitions' leaders again after a back-off."""
+    def lost(self, node: NodeId, fault: RollbridgeError, now: float) -> list[FetchError]:
+        """Record that a leader is unreachable: look up its partitions' leaders again after a back-off."""
         self.withdrawn(node)
         led = [(partition, place) for partition, place in self._places.items() if place.leader == node]
         for _, place in led:
             place.leader = None
         return self._lost(led, fault, now)
 
-    def answered(self, node: NodeId, answer: FetchResponse, now: float) -> list[Fetched | Trouble]:
+    def answered(self, node: NodeId, answer: FetchResponse, now: float) -> list[Fetched | FetchError]:
         """Apply the answer to a leader's in-flight request."""
         sent_at, asked = self._under_way.pop(node)
-        found: list[Fetched | Trouble] = []
+        found: list[Fetched | FetchError] = []
         given: list[_Place] = []
         for topic in answer.responses:
             for data in topic.partitions:
@@ -330,7 +331,7 @@ class FetchPlan:
 
     def _taken(
         self, partition: Partition, place: _Place, data: PartitionData, now: float
-    ) -> Iterator[Fetched | Trouble]:
+    ) -> Iterator[Fetched | FetchError]:
         start = place.offset
         if data.error_code == ErrorCode.offset_out_of_range:
             place.doubted = True
@@ -342,7 +343,7 @@ class FetchPlan:
         if data.diverging_epoch.end_offset >= 0:
             fault = LogDivergedError(f"topic {partition[0]} has lost what was read of it before offset {start}")
             self._pause(place, now)
-            yield Trouble(partition, start, fault, min(data.diverging_epoch.end_offset, start))
+            yield FetchError(partition, start, fault, min(data.diverging_epoch.end_offset, start))
             return
         place.high_watermark, place.heard_at = data.high_watermark, now
         batches = FetchedBatches(data.records or b"")
@@ -365,9 +366,9 @@ class FetchPlan:
             place.backoff.reset()
         elif end == start:  # else the next answer begins with it
             self._pause(place, now)
-            yield Trouble(partition, start, corrupt)
+            yield FetchError(partition, start, corrupt)
 
-    def _refused(self, partition: Partition, place: _Place, code: ErrorCode, now: float) -> Iterator[Trouble]:
+    def _refused(self, partition: Partition, place: _Place, code: ErrorCode, now: float) -> Iterator[FetchError]:
         """Apply the refusal of a leader, or of the broker asked for it."""
         topic, number = partition
         place.leader = None
@@ -375,7 +376,7 @@ class FetchPlan:
         fault: RollbridgeError | None = None
         match codes.meaning(codes.READ, code):
             case Meaning.REFRESH | Meaning.RETRY:
-                logger.info("partition %d of topic %s is asked for again soon: %s", number, topic, codes.name(code))
+                logger.info("fetch.retried topic=%s partition=%d error=%s", topic, number, codes.name(code))
             case Meaning.DENIED:
                 fault = NotAuthorizedError(f"not allowed to read topic {topic}", resource=f"topic {topic}")
             case _:
@@ -387,16 +388,16 @@ class FetchPlan:
         elif now - place.unheard_of_since >= UNHEARD_OF_S:
             fault = TopicNotFoundError(f"topic {topic} does not exist, or has no partition {number}", topic=topic)
         if fault is not None:
-            yield Trouble(partition, place.offset, fault)
+            yield FetchError(partition, place.offset, fault)
 
-    def _lost(self, places: Iterable[tuple[Partition, _Place]], fault: RollbridgeError, now: float) -> list[Trouble]:
-        troubles: list[Trouble] = []
+    def _lost(self, places: Iterable[tuple[Partition, _Place]], fault: RollbridgeError, now: float) -> list[FetchError]:
+        troubles: list[FetchError] = []
         for partition, place in places:
             self._pause(place, now)
             if isinstance(fault, KafkaUnavailableError):
-                logger.info("partition %d of topic %s is asked for again soon: %s", *reversed(partition), fault)
+                logger.info("fetch.retried topic=%s partition=%d reason=%s", *partition, fault)
             else:
-                troubles.append(Trouble(partition, place.offset, fault))
+                troubles.append(FetchError(partition, place.offset, fault))
         return troubles
 
     def _pause(self, place: _Place, now: float) -> None:

@@ -8,6 +8,8 @@ The polling thread owns the plan and the connections, and waits only for their a
 take long while a broker is away, run on short-lived background threads that report back through a queue. Orders of
 other threads wait in a queue, too, until the polling thread, woken through a pipe, takes them. The lock guards only the
 pipe's descriptors and the moment of closing; no network call happens under it.
+
+Tour of a read, stop 3 of 3: see docs/tour.md.
 """
 
 from __future__ import annotations
@@ -29,18 +31,18 @@ from typing import Final
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchResponse
 
-from rollbridge.calls import Deadline
-from rollbridge.defects import log_defect
+from rollbridge.base.deadlines import Deadline
+from rollbridge.base.forks import hold, is_gone
+from rollbridge.base.logs import limited, log_defect
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
-from rollbridge.forks import hold, is_gone
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.fetch import FETCH_BYTES, NO_EPOCH, LogDivergedError, Wanted, send_fetch
-from rollbridge.kafka.fetch_plan import Fetched, FetchPlan, Range, Trouble
+from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError, Wanted, send_fetch
+from rollbridge.kafka.fetch_plan import Fetched, FetchError, FetchPlan, Range
 from rollbridge.kafka.metadata import Broker, Clusters, Isolation, NodeId, ask_once
 from rollbridge.kafka.offsets import EARLIEST, LATEST, offsets_question
-from rollbridge.kafka.ratelimit import limited
-from rollbridge.model.names import Partition
+from rollbridge.stream.group_offsets import NO_EPOCH
+from rollbridge.stream.names import Partition
 
 logger = limited(logging.getLogger(__name__))
 
@@ -123,7 +125,7 @@ class Follower:
         self._waker, self._wakes = os.pipe()
         os.set_blocking(self._waker, False)
         os.set_blocking(self._wakes, False)
-        # For readers that nobody closes, as in a loop over all of a stream.
+        # For readers that are never closed, as in a loop over all of a stream.
         self._abandoned = weakref.finalize(self, _close_all, self._connections, self._news, (self._waker, self._wakes))
         self._abandoned.atexit = False
         hold(self, "_clusters", "_lock")
@@ -158,7 +160,7 @@ class Follower:
         """True once stopped: nothing arrives any more."""
         return self._stopped
 
-    def poll(self, timeout_s: float) -> list[Fetched | Trouble]:
+    def poll(self, timeout_s: float) -> list[Fetched | FetchError]:
         """Return what has arrived; wait at most ``timeout_s``, and not at all once stopped, or if interrupted."""
         deadline = Deadline(timeout_s)
         while not self._stopped:
@@ -224,16 +226,16 @@ class Follower:
         while self._orders:
             self._orders.popleft()()
 
-    def _learn(self) -> list[Fetched | Trouble]:
+    def _learn(self) -> list[Fetched | FetchError]:
         """Apply the results of the background threads."""
-        found: list[Fetched | Trouble] = []
+        found: list[Fetched | FetchError] = []
         while self._news:
             now = time.monotonic()
             news = self._news.popleft()
             found += self._learn_leaders(news, now) if news.node is None else self._learn_connection(news, now)
         return found
 
-    def _learn_leaders(self, news: _News, now: float) -> list[Trouble]:
+    def _learn_leaders(self, news: _News, now: float) -> list[FetchError]:
         self._looking_up = False
         if news.fault is not None:
             return self._plan.not_learned(news.topics, news.fault, now)
@@ -249,7 +251,7 @@ class Follower:
                 self._drop(node)
         return troubles
 
-    def _learn_connection(self, news: _News, now: float) -> list[Trouble]:
+    def _learn_connection(self, news: _News, now: float) -> list[FetchError]:
         node = news.node
         assert node is not None
         self._dialling.discard(node)
@@ -258,9 +260,9 @@ class Follower:
         self._connections[node] = _Line(news.connection, now)
         return []
 
-    def _hear(self, ready: Collection[int]) -> list[Fetched | Trouble]:
+    def _hear(self, ready: Collection[int]) -> list[Fetched | FetchError]:
         """Receive the answers on the connections with these descriptors; drop overdue ones."""
-        found: list[Fetched | Trouble] = []
+        found: list[Fetched | FetchError] = []
         now = time.monotonic()
         for node, line in list(self._asked.items()):
             connection = line.connection
@@ -366,7 +368,7 @@ def _close_all(lines: Mapping[NodeId, _Line], news: Collection[_News], descripto
         os.close(descriptor)
 
 
-def refuse(trouble: Trouble) -> int:
+def refuse(trouble: FetchError) -> int:
     """Raise the fault of a partition; a resume rule for :func:`read_up_to`."""
     raise trouble.fault
 
@@ -375,7 +377,7 @@ def read_up_to(
     follower: Follower,
     ends: Mapping[Partition, int],
     timeout_s: float,
-    resume: Callable[[Trouble], int] = refuse,
+    resume: Callable[[FetchError], int] = refuse,
 ) -> Iterator[tuple[Partition, LogRecord]]:
     """Iterate over the records of followed partitions below ends that their leaders have reported.
 
@@ -387,7 +389,7 @@ def read_up_to(
         follower: Follower of the partitions from offsets below their ends; polled by this iterator only.
         ends: End of each partition, of the follower's isolation.
         timeout_s: Longest wait for anything to arrive, in seconds; the caller's own time does not count.
-        resume: Returns the offset at which to go on where the next records were truncated, or raises.
+        resume: Returns the offset at which to continue where the next records were truncated, or raises.
 
     Raises:
         KafkaUnavailableError: Nothing arrived in time.
@@ -413,7 +415,7 @@ def read_up_to(
                 if reached < end:
                     follower.follow(item.partition, reached)
             elif isinstance(item.fault, KafkaUnavailableError):
-                logger.info("reading goes on: %s", item.fault)
+                logger.info("reading.resumed reason=%s", item.fault)
                 continue
             else:
                 raise item.fault
@@ -434,5 +436,5 @@ def _known(fault: Exception, doing: str) -> RollbridgeError:
     """Return the fault, or KafkaUnavailableError for a defect, so that the polling thread always gets a result."""
     if isinstance(fault, RollbridgeError):
         return fault
-    log_defect(logger, "cannot %s; trying again", doing, fault=fault)
+    log_defect(logger, "reading.retried action=%r", doing, fault=fault)
     return KafkaUnavailableError(f"cannot {doing}: {fault}")

@@ -26,14 +26,14 @@ from kio.schema.write_txn_markers.v1.request import WritableTxnMarker, WritableT
 from kio.static.primitive import i16, i32
 
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.coordination import Coordination, RequestRefusedError
 from rollbridge.kafka.describe import DescribeTransactionsResponse
 from rollbridge.kafka.errors import KafkaUnavailableError, Meaning, NotAuthorizedError
 from rollbridge.kafka.metadata import Cluster, CodeError, NodeId
 from rollbridge.kafka.offsets import by_topic
-from rollbridge.kafka.views import view_cluster
-from rollbridge.model.conditions import ForeignTransaction, Leaderless, Obstacle
-from rollbridge.model.names import Partition, show_partition
+from rollbridge.kafka.topics import view_cluster
+from rollbridge.kafka.transactions import Coordination, RequestRefusedError
+from rollbridge.stream.conditions import ForeignTransaction, Leaderless, Obstacle
+from rollbridge.stream.names import Partition, show_partition
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def obstacles(cluster: Cluster, partitions: Iterable[Partition]) -> list[Obstacl
         # The caller that waits for an unavailable leader logs it, once a minute.
         level = logging.DEBUG if is_away else logging.INFO
         name, why = show_partition(partition), fault if code is None else code.name
-        logger.log(level, "the producers of topic %s are not told now: %s", name, why)
+        logger.log(level, "producers.unavailable topic=%s reason=%s", name, why)
 
     leaders: dict[NodeId, list[Partition]] = {}
     for place in partitions:
@@ -125,7 +125,7 @@ def end_transactions(cluster: Cluster, found: Sequence[ForeignTransaction]) -> N
                     resource=f"transactional id {name}",
                 ) from fault
             raise KafkaUnavailableError(f"the native transaction of {name} could not be ended: {fault}") from fault
-        logger.warning("the native transaction of transactional id %s was aborted as asked", name)
+        logger.warning("foreign_transaction.aborted transactional_id=%s", name)
     for item in found:
         if not item.transactional_id:
             _write_marker(cluster, item)
@@ -154,14 +154,14 @@ def _write_marker(cluster: Cluster, item: ForeignTransaction) -> None:
         )
     if code != ErrorCode.none:
         raise KafkaUnavailableError(f"the native transaction of {item} could not be ended: {codes.name(code)}")
-    logger.warning("the hanging native transaction of %s was aborted as asked", item)
+    logger.warning("hanging_transaction.aborted transaction=%r", str(item))
 
 
 def partitions_under_way(cluster: Cluster, producers: Iterable[int]) -> dict[int, set[Partition]]:
-    """Return, by producer id, the partitions of the native transactions that coordinators have under way.
+    """Return, by producer id, the partitions of the native transactions that coordinators know as ongoing.
 
-    A transaction that is open on a partition, and is not among them, hangs: nobody will end it. So it is where a marker
-    was lost, as in an unclean election.
+    A transaction that is open on a partition, and not among them, hangs: no coordinator will end it. Lost markers cause
+    that, as in an unclean election.
 
     Raises:
         KafkaUnavailableError: Not all coordinators answer.
@@ -194,5 +194,5 @@ def _names(cluster: Cluster, producers: Iterable[int]) -> dict[int, str]:
             answer = cluster.broker_connection(node, broker).call(request, ListTransactionsResponse)
             names.update({item.producer_id: item.transactional_id for item in answer.transaction_states})
     except (KafkaUnavailableError, NotAuthorizedError) as fault:
-        logger.info("not all transactional ids are told now: %s", fault)
+        logger.info("transactional_ids.incomplete reason=%s", fault)
     return names

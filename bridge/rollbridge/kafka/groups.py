@@ -6,6 +6,7 @@ librdkafka's synchronous commit has no time-out, and blocks every other call on 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import inf
 from typing import Final, NamedTuple, TypeVar
 
 from kio.schema.errors import ErrorCode
@@ -18,17 +19,16 @@ from kio.schema.txn_offset_commit.v5.request import TxnOffsetCommitRequestPartit
 from kio.schema.types import GroupId, ProducerId, TopicName, TransactionalId
 from kio.static.primitive import i16, i32, i64
 
-from rollbridge.calls import Backoff, Deadline
+from rollbridge.base.deadlines import Backoff, Deadline
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.coordination import ask_coordinator
 from rollbridge.kafka.errors import is_definite, refusal
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
 from rollbridge.kafka.offsets import by_topic
-from rollbridge.kafka.session import ProducerFields, ProduceSession
-from rollbridge.model.group_offsets import NO_DETAILS, GroupMember, OffsetDetails
-from rollbridge.model.names import Partition
+from rollbridge.kafka.transactions import ProducerFields, ProduceSession, ask_coordinator
+from rollbridge.stream.group_offsets import NO_DETAILS, GroupMember, OffsetDetails
+from rollbridge.stream.names import Partition
 
 T = TypeVar("T")
 
@@ -213,6 +213,7 @@ def send_group_offsets(
     details: Mapping[Partition, OffsetDetails],
     *,
     retry_timeout_s: float,
+    locked_timeout_s: float = inf,
 ) -> None:
     """Add offsets (of the next record to read), with their details, to the open native transaction.
 
@@ -263,4 +264,5 @@ def send_group_offsets(
         attempt,
         session,
         retry_timeout_s=retry_timeout_s,
+        locked_timeout_s=inf if session.joined else locked_timeout_s,
     )

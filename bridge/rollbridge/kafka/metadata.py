@@ -1,9 +1,9 @@
 """Cluster metadata: brokers, partition leaders and coordinators, and one connection to each broker in use.
 
-Answers are cached until a caller finds them wrong and says so (``forget_*``); another broker is asked then, since one
-that is cut off from the others goes on answering what was true before. Of two answers that differ, the one with the
-newer leader epoch counts. Look-ups use a connection of their own, so that they never queue behind, or between,
-in-flight requests. A :class:`Cluster` belongs to one thread at a time, but for ``forget_*`` and ``known_leader``;
+Answers are cached until a caller finds them wrong and says so (``forget_*``). Another broker is asked then, since one
+that is cut off from the others continues to return its old view. Of two answers that differ, the one with the newer
+leader epoch counts. Look-ups use a connection of their own, so that they never queue behind, or between, in-flight
+requests. A :class:`Cluster` belongs to one thread at a time, except ``forget_*`` and ``known_leader``;
 :class:`Clusters` lends them to several. :func:`ask_leaders` sends a repeatable question to many leaders at once.
 """
 
@@ -31,14 +31,14 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8
 from kio.static.protocol import Payload
 
-from rollbridge.calls import Backoff, Deadline, Patience
+from rollbridge.base.deadlines import Backoff, Deadline, Patience
+from rollbridge.base.errors import PortableError
+from rollbridge.base.security import Security
 from rollbridge.errors import AuthenticationError, ConfigError, KafkaUnavailableError, NotFoundError, RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, UnsupportedBrokerError, is_definite, refusal
-from rollbridge.model.errors import PortableError
-from rollbridge.model.names import Partition
-from rollbridge.security.kafka import Security
+from rollbridge.stream.names import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -177,8 +177,8 @@ class Cluster:
         self._coordinators: dict[tuple[CoordinatorType, str], NodeId] = {}
         self._connections: dict[NodeId | None, Connection] = {}
         """By broker; under None the one to the broker that is asked what any of them knows."""
-        # For those that nobody closes. In a reference cycle sockets may be finalized first and warn that they were not
-        # closed; this finalizer runs before them.
+        # For instances that are never closed. In a reference cycle sockets may be finalized first and warn that they
+        # were not closed; this finalizer runs before them.
         weakref.finalize(self, _close_all, self._connections).atexit = False
         self._informant: Broker | None = None
         """Broker that has answered last."""
@@ -287,7 +287,7 @@ class Cluster:
                 self._connections[node] = existing
                 return existing
             existing.close()
-            logger.debug("connection to %s had gone, opening another", existing.address)
+            logger.debug("connection.reopened address=%s", existing.address)
         self._connections[node] = connection = self._connect(self._brokers[node], self.deadline)
         return connection
 
@@ -389,7 +389,7 @@ class Cluster:
         for partition in found.partitions:
             number, node, epoch = map(int, (partition.partition_index, partition.leader_id, partition.leader_epoch))
             if not self._epochs.take(topic, found.topic_id, number, epoch):
-                logger.info("broker %s has an old view of topic %s; asking another", self._informant, topic)
+                logger.info("metadata.stale broker=%s topic=%s", self._informant, topic)
                 self._is_mistrusted = True
             elif node >= 0 and node in self._brokers:
                 leaders[number] = _Leader(node, epoch)
@@ -412,7 +412,7 @@ class Cluster:
                     known.deadline = self._share(len(brokers))
                     return known.call(request, response_type)
             except ConnectionLostError as exc:
-                logger.debug("asking another broker: %s", exc)
+                logger.debug("metadata.retried reason=%s", exc)
             self._connections.pop(None).close()
         failures: list[RollbridgeError] = []
         for number, broker in enumerate(brokers):
@@ -422,7 +422,7 @@ class Cluster:
                 self._connections[None] = connection
                 return connection.call(request, response_type)
             except (KafkaUnavailableError, AuthenticationError, UnsupportedBrokerError) as exc:
-                logger.debug("asking another broker: %s", exc)
+                logger.debug("metadata.retried reason=%s", exc)
                 failures.append(exc)
         for failure in failures:
             if not isinstance(failure, KafkaUnavailableError):
@@ -430,7 +430,6 @@ class Cluster:
         raise KafkaUnavailableError(f"no Kafka broker answers: {'; '.join(map(str, failures))}")
 
     def _share(self, brokers: int) -> Deadline | None:
-        """Return the deadline of the next broker when ``brokers`` are left to be asked in turn."""
         return None if self.deadline is None else Deadline(self.deadline.left() / brokers)
 
     def _in_turn(self) -> list[Broker]:

@@ -21,12 +21,12 @@ from kio.schema.types import BrokerId, TopicName
 from kio.static.primitive import i8, i32, i64
 from kio.static.protocol import Payload
 
-from rollbridge.calls import Backoff, Deadline, Patience, patience_s
+from rollbridge.base.deadlines import Backoff, Deadline, Patience, patience_s
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, Isolation, LeaderQuestion, ask_leaders
-from rollbridge.model.names import Partition
+from rollbridge.stream.names import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +148,7 @@ def _unavailable(topic: str, message: str) -> KafkaUnavailableError:
     return fault
 
 
-# Offsets of many partitions; a topic's name stands for its first one.
+# Offsets of many partitions; a topic's name means its first one.
 
 _NONE: Final = -1
 _TIMEOUT_S: Final = 30.0
@@ -158,7 +158,7 @@ P = TypeVar("P", str, Partition)
 
 
 class LogOffsets:
-    """Client for offsets of partitions; a topic's name stands for its first one. Thread-safe.
+    """Client for offsets of partitions; a topic's name means its first one. Thread-safe.
 
     Args:
         timeout_s: Default time-out of the methods, in seconds.

@@ -25,7 +25,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
 from rollbridge.kafka.batches import RawBatch
-from rollbridge.model.names import Partition
+from rollbridge.stream.names import Partition
 
 SEQUENCE_MAX: Final = (1 << 31) - 1
 UNNUMBERED: Final = -1
@@ -59,17 +59,17 @@ P = TypeVar("P", bound=QueuedBatch)
 class Lane(Generic[P]):
     """Sequence numbers of one producer id, in its present epoch, in one partition.
 
-    They live as long as the producer id, whatever becomes of the stream: a broker identifies a batch by producer id,
-    epoch, the name of the partition and the number. Whoever began at 0 again in a topic that is still there would be
-    acknowledged with an old offset, and nothing would be written. So all queues that a partition has had share a lane,
-    and one sends only when everything that another one has sent has an outcome.
+    They live as long as the producer id, even if the stream is deleted: a broker identifies a batch by producer id,
+    epoch, partition name and number. Restarting at 0 in a topic that still exists would be acknowledged with an old
+    offset, and nothing would be written. So all queues that a partition has had share a lane, and one sends only when
+    all batches of the others have an outcome.
 
     Attributes:
         next: Number of the next batch.
-        acked: Number behind the last batch that is written, or was given up as possibly persisted.
-        has_gap: True if a possibly persisted batch was given up, and none behind it has been acknowledged.
-        holder: Queue whose batches have the latest numbers; None once all have an outcome, so that queues of
-            streams that are gone are not kept.
+        acked: Number after the last batch that is written, or was given up as possibly persisted.
+        has_gap: True if a possibly persisted batch was given up, and no later one has been acknowledged.
+        holder: Queue whose batches have the latest numbers; None once all have an outcome, so that queues of deleted
+            streams are not kept.
     """
 
     __slots__ = ("acked", "has_gap", "holder", "next")
@@ -99,10 +99,10 @@ class PartitionQueue(Generic[P]):
         pending: Batches written to this queue.
         in_flight: Batches sent and not answered, in order.
         last_offset: Offset of the last record acknowledged, or at the end of the log before the first batch was sent:
-            possibly persisted batches can only stand behind it. -1 if unknown.
+            possibly persisted batches can only follow it. -1 if unknown.
         epoch: Leader epoch at which the log had that end; -1 if unknown.
-        placed: True once the log end was asked for under the present producer id, which precedes any batch; or where
-            nobody will want to know it.
+        placed: True once the log end was asked for under the present producer id, which precedes any batch; or if
+            not needed.
     """
 
     __slots__ = (
@@ -138,7 +138,7 @@ class PartitionQueue(Generic[P]):
 
     @property
     def topic(self) -> str:
-        """Topic that is written to."""
+        """Topic that receives the batches."""
         return self.target[0]
 
     @property
@@ -179,7 +179,7 @@ class PartitionQueue(Generic[P]):
         return batch
 
     def place(self, end: int, epoch: int) -> None:
-        """Record the end of the log before anything was sent: no batch of this producer stands before it.
+        """Record the end of the log before the first batch of this producer.
 
         Args:
             end: Offset of that end; 0 if it is unknown.
@@ -283,5 +283,4 @@ def following(sequence: int, count: int) -> int:
 
 
 def _later(one: int, other: int) -> int:
-    """Return the later of two sequence numbers that are not far apart."""
     return other if (other - one) & SEQUENCE_MAX < SEQUENCE_MAX >> 1 else one

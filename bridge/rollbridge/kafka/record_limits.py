@@ -14,7 +14,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError
 from rollbridge.kafka.batches import Headers
-from rollbridge.model.records import KEYLESS, TopicLimits
+from rollbridge.stream.config import KEYLESS, TopicLimits
 
 AppendRecord = Callable[..., object]
 """A builder's ``append``, of offset, timestamp, key, value and headers; returns None if the record does not fit."""

@@ -3,28 +3,27 @@
 Two settings together close a topic to data and leave it open to the 78-byte markers that end native transactions:
 
 - ``max.message.bytes=78`` refuses every batch that is larger, that is, all but the tiniest;
-- ``compression.type=gzip`` makes the broker compress the tiniest, whatever they came as, and look at the size again;
+- ``compression.type=gzip`` makes the broker recompress the tiniest, and check the size again;
   gzip alone adds 18 bytes, so that none is left below 79. Markers are never compressed.
 
-A lower limit would refuse markers as well. Then a transaction that is open on the topic never ends, and neither does
-one that merely tried to write to it: its partition joined before its batch was refused, so its transactional id waits
-for a marker that cannot be written until the topic is deleted.
+A lower limit would refuse markers as well. Then a transaction that is open on the topic never ends. Neither does one
+that merely tried to write to it: its partition joined before its batch was refused, so its transactional id waits for a
+marker that cannot be written until the topic is deleted.
 
 A changed setting reaches the leader some time after the controller has accepted it, so it is confirmed by a probe: a
-batch with a wrong checksum. The leader looks at the size first, so the answer is MESSAGE_TOO_LARGE as soon as the limit
-is in force and CORRUPT_MESSAGE before; in neither case is anything written. The controller writes both settings as one
-unit, so one probe stands for both.
+batch with a wrong checksum. The leader checks the size first, so the answer is CORRUPT_MESSAGE before the limit is in
+force and MESSAGE_TOO_LARGE after; nothing is written in either case. The controller writes both settings as one unit,
+so one probe confirms both.
 
 A marker, not time, defines the end of a sealed topic: an append that passed the size check before the limit came into
 force may hold the log's lock, or wait for it, for as long as a disk stalls. So once the limit is in force, the
-partition joins a native transaction of the sealer's own (:mod:`rollbridge.kafka.coordination`), which is then aborted.
-Its marker takes the same lock, so an append that held it ends up below the marker; one that takes the lock later is
-compressed under the new settings, checked once more, and refused. The exception is a batch that arrives compressed with
-gzip, which is not checked again: if it passed the first check and got the lock only after the marker, it lands behind
-the end. Nothing can rule that out, so leaders check behind ends for a while
-(``coordinator/rollbridge_coordinator/procedures/late.py``).
+partition joins a native transaction of the sealer's own (:mod:`rollbridge.kafka.transactions`), which is then aborted.
+Its marker takes the same lock. An append that held the lock lands below the marker; a later one is recompressed under
+the new settings, checked again, and refused. The exception is a batch that arrives compressed with gzip, which is not
+checked again: if it passed the first check and got the lock after the marker, it lands after the end. Nothing can rule
+that out, so leaders check sealed topics for a while (``coordinator/rollbridge_coordinator/streams/late.py``).
 
-The settings are a topic's, so all of its partitions are closed together; each has an end, and a leader, of its own.
+The settings are a topic's, so all its partitions are closed together; each has its own end and leader.
 
 All of this must happen under one leader of the partition, since another one may learn of the settings later: sealing
 restarts if the leader epoch at the end differs from that at the beginning.
@@ -46,15 +45,15 @@ from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceDat
 from kio.schema.types import TopicName
 from kio.static.primitive import Records, i16, i32, i32Timedelta
 
-from rollbridge.calls import Backoff, Deadline
+from rollbridge.base.deadlines import Backoff, Deadline
 from rollbridge.errors import InvalidRequestError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.coordination import Barrier, corrupt_batch
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, SealTimeoutError, TopicNotFoundError
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
 from rollbridge.kafka.offsets import CLIENT, LATEST, by_topic, offsets_request
-from rollbridge.model.names import Partition, show_partition
+from rollbridge.kafka.transactions import Barrier, corrupt_batch
+from rollbridge.stream.names import Partition, show_partition
 
 logger = logging.getLogger(__name__)
 
@@ -142,10 +141,10 @@ class Sealer:
             ends.update(settled)
             held |= open_ones
         for item, end in ends.items():
-            logger.info("topic %s is sealed at offset %d", show_partition(item), end)
+            logger.info("topic.sealed topic=%r end=%d", show_partition(item), end)
         for item in sorted(held):
             why = self._waiting_for[item]
-            logger.info("topic %s is closed, but not sealed yet: it waits for %s", show_partition(item), why)
+            logger.info("topic.seal_waiting topic=%r reason=%s", show_partition(item), why)
         return ends
 
     def _require_whole_topics(self, partitions: Iterable[Partition]) -> None:
@@ -248,7 +247,7 @@ class Sealer:
                     self._barrier.close(self._deadline.left())
                     return
             except KafkaUnavailableError as exc:
-                logger.info("sealing: the barrier is put up anew: %s", exc)
+                logger.info("seal.barrier_retried reason=%s", exc)
                 self._cluster.forget()
                 self._barrier.forget()
                 pending, joined = pending | joined, set()
@@ -277,7 +276,7 @@ class Sealer:
             held: set[Partition] = set()
             for item, (stable, end) in self._ends(pending).items():
                 if end.leader_epoch != before[item].leader_epoch:
-                    logger.info("topic %s has another leader than when sealing it began: again", show_partition(item))
+                    logger.info('seal.restarted topic=%r reason="leader changed"', show_partition(item))
                     self._waiting_for[item] = "its new leader"
                     pending.discard(item)
                 elif stable.offset != end.offset:
@@ -353,7 +352,7 @@ class Sealer:
         self._away_since.setdefault(partition, time.monotonic())
 
     def _note(self, partition: Partition, code: ErrorCode) -> None:
-        """Note the reason why this partition waits; raise if waiting cannot help."""
+        """Record the reason why this partition waits; raise if waiting cannot help."""
         topic, _ = partition
         if code == ErrorCode.unknown_topic_or_partition and time.monotonic() - self._started > _UNKNOWN_TOPIC_S:
             raise TopicNotFoundError(f"cannot seal topic {topic}: it does not exist", topic=topic)
@@ -382,7 +381,7 @@ class Sealer:
         if self._deadline.passed() or away_s >= self._away_s:
             reasons = "; ".join(f"{show_partition(item)} waits for {reason}" for item, reason in left.items())
             raise SealTimeoutError(
-                f"not sealed within {waited_s:.0f} s: {reasons}. Nothing is lost: sealing again goes on from here",
+                f"not sealed within {waited_s:.0f} s: {reasons}. Nothing is lost: sealing again continues from here",
                 topics={topic: reason for (topic, _), reason in left.items()},
             )
         time.sleep(backoff.grow())

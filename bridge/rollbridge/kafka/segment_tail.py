@@ -1,38 +1,31 @@
-"""Segment tails: what stands at the end of a key's segments, read no more than needed.
+"""Segment tails: the last records of a key's segments, with as few reads as possible.
 
 Conditional writers, the leader's conditions and synchronizers share this view. Conditions are about the last committed
-record of a key's segments, the last one with the key, and the last transaction id that a user gave.
+record of a key's segments, the last one with the key, and the last transaction id of a user.
 
 :class:`SegmentTail` knows one segment, :class:`LineageTails` follows a key lineage across segments. Both are pure: a
-question is a generator that yields what has to be read next (:class:`Read`, :class:`EndOf`), gets the answer sent or
-its fault thrown, and returns. :func:`ask` answers with a :class:`LogReader`; simulations answer from a log of their
-own. None of it is thread-safe.
+question is a procedure (:mod:`rollbridge.base.effects`) whose effects are reads. :func:`ask` answers with a
+:class:`LogReader`; simulations answer from a log of their own. None of it is thread-safe.
 
-Whatever is reported has been compared with the log after it was asked for: what is read shows by its leader epoch
-whether it continues what is known, and where nothing is to be read, :meth:`SegmentTail.confirm` asks.
+Every answer was compared with the log after the question: the leader epoch of a read shows whether it continues the
+known records, and where nothing is to be read, :meth:`SegmentTail.confirm` asks.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar
 
-from rollbridge.calls import Deadline
-from rollbridge.errors import InvalidRequestError, TruncatedError
-from rollbridge.kafka.batches import LogRecord, complete_batches, parse_header
-from rollbridge.kafka.errors import TopicNotFoundError
-from rollbridge.kafka.fetch import NO_EPOCH, LogDivergedError, LogReader, Stretch
-from rollbridge.kafka.metadata import Isolation
-from rollbridge.model.attribution import own_header, unpack_record_header
-from rollbridge.model.cas import place_of
-from rollbridge.model.errors import PortableError
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.lineage import KeyLineage, Stage
-from rollbridge.model.names import Partition, is_segment_topic, show_partition
-from rollbridge.model.sn import (
+from rollbridge.base.attribution import own_header, unpack_record_header
+from rollbridge.base.deadlines import Deadline
+from rollbridge.base.effects import AnyEffect, Effect, Steps, run
+from rollbridge.base.errors import PortableError
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import (
     ANY,
     DLSN,
     EMPTY,
@@ -42,6 +35,15 @@ from rollbridge.model.sn import (
     Token,
     unpack_transaction_id,
 )
+from rollbridge.errors import InvalidRequestError, TruncatedError
+from rollbridge.kafka.batches import LogRecord, complete_batches, parse_header
+from rollbridge.kafka.errors import TopicNotFoundError
+from rollbridge.kafka.fetch import LogDivergedError, LogReader, Stretch
+from rollbridge.kafka.metadata import Isolation
+from rollbridge.stream.conditions import place_of
+from rollbridge.stream.group_offsets import NO_EPOCH
+from rollbridge.stream.names import Partition, is_segment_topic, show_partition
+from rollbridge.stream.reading import KeyLineage, Stage
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +59,15 @@ _ANSWER_S: Final = 1.0
 RUN_MAX: Final = 1_000_000
 """More than the records of any batch."""
 KEYS_MAX: Final = 50_000
-"""Most keys that are remembered of one segment; beyond it, they are collected anew."""
+"""Most keys that are remembered of one segment; beyond it, they are collected again."""
 
 
-# Questions
+# What a question asks for
 
 
-class Read(NamedTuple):
-    """Need of a question: the decided stretch from ``offset`` on, as a :class:`Stretch`; see :meth:`LogReader.fetch`.
+@dataclass(frozen=True, slots=True)
+class Read(Effect[Stretch]):
+    """Read the decided stretch from ``offset`` on; see :meth:`LogReader.fetch`.
 
     The broker is waited for until something is there; ``to`` is how far the question has to read.
     """
@@ -75,78 +78,65 @@ class Read(NamedTuple):
     epoch: int = NO_EPOCH
 
 
-class EndOf(NamedTuple):
-    """Need of a question: the end of a partition, an ``int``; of a leader that knows it, unlike a fetch's (KIP-207)."""
+@dataclass(frozen=True, slots=True)
+class EndOf(Effect[int]):
+    """Read the end of a partition, of a leader that knows it, unlike a fetch's (KIP-207)."""
 
     place: Partition
 
 
-class Missing(NamedTuple):
-    """Need of a question: a ``bool``, whether offsets are missing in ``offset..to-1``, where everything is decided."""
+@dataclass(frozen=True, slots=True)
+class Missing(Effect[bool]):
+    """Look whether offsets are missing in ``offset..to-1``, where everything is decided."""
 
     place: Partition
     offset: int
     to: int
 
 
-Need = Read | EndOf | Missing
 T = TypeVar("T")
-Question = Generator[Need, Any, T]
-"""Reading that returns a T; what it is sent is of the type that each need names."""
 
 
 class WaitedTooLongError(PortableError):
-    """Deadline passed while an earlier native transaction of somebody else is still open."""
+    """Raised if the deadline passes while an earlier native transaction of another producer is open."""
 
     def __init__(self, place: Partition, offset: int, wanted: int) -> None:
         super().__init__(f"topic {show_partition(place)} is decided up to offset {offset} only, {wanted} is waited for")
         self.offset = offset
 
 
-def ask(question: Question[T], reader: LogReader, deadline: Deadline) -> T:
+def ask(question: Steps[T], reader: LogReader, deadline: Deadline) -> T:
     """Answer a question by reading; raise what it raises.
 
     Raises:
         WaitedTooLongError: something that it has to read is still undecided.
         TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError, CorruptDataError
     """
-    return drive(question, lambda need: answer_of(need, reader, deadline))
+    return run(question, lambda effect: answer_of(effect, reader, deadline))
 
 
-def drive(question: Question[T], answer_to: Callable[[Need], object]) -> T:
-    """Answer a question's needs, one by one; it is thrown what that raises, and raises what it does not expect."""
-    try:
-        need = next(question)
-        while True:
-            try:
-                answer = answer_to(need)
-            except Exception as fault:
-                need = question.throw(fault)
-            else:
-                need = question.send(answer)
-    except StopIteration as done:
-        found: T = done.value
-        return found
-
-
-def answer_of(need: Need, reader: LogReader, deadline: Deadline) -> Stretch | int:
+def answer_of(effect: AnyEffect, reader: LogReader, deadline: Deadline) -> Stretch | int:
     """Ask a broker what a question needs; raise as :func:`ask` does."""
-    topic, number = need.place
-    if isinstance(need, EndOf):
-        return reader.end(topic, partition=number)
-    if isinstance(need, Missing):
-        return _is_missing(need, reader)
-    # The answer is to arrive before the deadline, which would cut the request off without a word on what it waits for.
-    left_ms = (deadline.left() - min(_ANSWER_S, deadline.timeout_s / 4)) * 1000
-    wait_ms = int(min(WAIT_MS, max(left_ms, 0))) if need.offset < need.to else 0
-    part = reader.fetch(topic, need.offset, wait_ms=wait_ms, partition=number, last_epoch=need.epoch)
-    if part.end == need.offset < need.to and left_ms <= wait_ms:
-        raise WaitedTooLongError(need.place, need.offset, need.to)
-    return part
+    match effect:
+        case EndOf((topic, number)):
+            return reader.end(topic, partition=number)
+        case Missing():
+            return _is_missing(effect, reader)
+        case Read((topic, number) as place, offset, to, epoch):
+            # The answer is to arrive before the deadline, which would cut the request off without a word on what it
+            # waits for.
+            left_ms = (deadline.left() - min(_ANSWER_S, deadline.timeout_s / 4)) * 1000
+            wait_ms = int(min(WAIT_MS, max(left_ms, 0))) if offset < to else 0
+            part = reader.fetch(topic, offset, wait_ms=wait_ms, partition=number, last_epoch=epoch)
+            if part.end == offset < to and left_ms <= wait_ms:
+                raise WaitedTooLongError(place, offset, to)
+            return part
+        case _:
+            raise AssertionError(f"{effect} is nothing to be read")
 
 
 def _is_missing(need: Missing, reader: LogReader) -> bool:
-    (topic, number), place, to = need
+    (topic, number), place, to = need.place, need.offset, need.to
     while place < to:
         raw = reader.fetch_raw(topic, place, partition=number, isolation=Isolation.READ_UNCOMMITTED)
         if raw.start > place:
@@ -195,9 +185,9 @@ class Examined:
         self._keys_max = keys_max
 
     def extend(self, start: int, end: int, records: Iterable[Seen]) -> None:
-        """Take note of what stands in ``start..end-1``; ``start`` may only leave a gap that was truncated away.
+        """Record the contents of ``start..end-1``; ``start`` may only leave a gap that was truncated away.
 
-        What stood in a gap nobody knows, so what was known from before it is the last of nothing any more.
+        Records in a gap are unknown, so nothing known from before it is a last record any more.
         """
         if start > self.end:
             self.last = self.last_id = None
@@ -215,7 +205,7 @@ class Examined:
             self.keys_from = self.end
 
     def prepend(self, start: int, records: Sequence[Seen]) -> None:
-        """Take note of what stands before the window, from ``start`` on, without a gap."""
+        """Record the contents before the window, from ``start`` on, without a gap."""
         older = Examined(start, len(records))
         older.extend(start, start, records)
         if self.last is None:
@@ -277,7 +267,7 @@ class SegmentTail:
 
     @property
     def awaited_marker(self) -> Read | None:
-        """Reading of the marker that stands behind the last own record, or is about to; None if that is not the end."""
+        """Return the read of the marker after the last own record; None if that record is not the end."""
         if not self._own or self.end is None:
             return None
         return Read(self.place, self.end, self.end + 1, self.epoch)
@@ -288,10 +278,10 @@ class SegmentTail:
             return None
         return self._known.last if key is None else self._known.last_of(key)
 
-    def confirm(self, to: int) -> Question[None]:
+    def confirm(self, to: int) -> Steps[None]:
         """Forget what is known up to ``to`` if it is not in the log any more.
 
-        Asks nobody unless something is known right up to ``to``: what ends before is read on from, which compares it.
+        Asks the log only if the known records reach ``to``: otherwise the next read compares them.
         """
         while self._known is not None and self._known.end == to and self.epoch != NO_EPOCH:
             try:
@@ -312,18 +302,18 @@ class SegmentTail:
             known.extend(start, start + len(seen), seen)
             self._own += seen
 
-    def last(self, to: int) -> Question[SN | None]:
+    def last(self, to: int) -> Steps[SN | None]:
         """Return the SN of the last committed record below ``to``; None if none is left."""
         return (yield from self._look_back(to, lambda known: known.last is not None)).last
 
-    def last_id(self, to: int) -> Question[int | None]:
+    def last_id(self, to: int) -> Steps[int | None]:
         """Return the last transaction id that a user gave a committed record below ``to``; None if none is left.
 
         Searches back once, to the beginning of the log if need be; later ids are known from reading on.
         """
         return (yield from self._look_back(to, lambda known: known.last_id is not None)).last_id
 
-    def last_of(self, key: bytes, since: int, to: int) -> Question[SN | None]:
+    def last_of(self, key: bytes, since: int, to: int) -> Steps[SN | None]:
         """Return the SN of the last committed record with ``key`` in ``since..to-1``; None if there is none."""
         known = yield from self._examine(min(since, to), to, math.inf)
         found = known.last_of(key)
@@ -332,7 +322,7 @@ class SegmentTail:
             found = next((sn for _, of, sn in reversed(early) if of == key), None)
         return found
 
-    def find(self, operation: bytes, since: int, to: int) -> Question[list[SN]]:
+    def find(self, operation: bytes, since: int, to: int) -> Steps[list[SN]]:
         """Return the SNs of a write's committed records in ``since..to-1``; empty if it is not there and never was.
 
         Raises:
@@ -350,17 +340,15 @@ class SegmentTail:
             yield from self._read(since, to, take)
             if not found and since < min(self.truncated_at, to):
                 lost = f"segment {self.segment} was truncated to offset {self.truncated_at}"
-            elif not found and not is_segment_topic(self.place[0]) and (yield Missing(self.place, since, to)):
+            elif not found and not is_segment_topic(self.place[0]) and (yield from Missing(self.place, since, to)):
                 lost = f"topic {show_partition(self.place)} was compacted"  # ours keep each offset from the first on
         except TopicNotFoundError as fault:
-            raise TruncatedError(
-                f"segment {self.segment} is gone: nobody can tell whether it held the write"
-            ) from fault
+            raise TruncatedError(f"segment {self.segment} is deleted: whether it held the write is unknown") from fault
         if lost:
-            raise TruncatedError(f"{lost}: nobody can tell whether the write stood there, from offset {since} on")
+            raise TruncatedError(f"{lost}: whether the write was there, from offset {since} on, is unknown")
         return found
 
-    def find_run(self, operation: bytes, offset: int) -> Question[list[SN]]:
+    def find_run(self, operation: bytes, offset: int) -> Steps[list[SN]]:
         """Return the SNs of a write's records that begin at ``offset``; empty and raising as :meth:`find` does."""
         if not (yield from self.find(operation, offset, offset + 1)):
             return []
@@ -368,13 +356,13 @@ class SegmentTail:
         whole = yield from self.part(offset, offset + RUN_MAX)
         return (yield from self.find(operation, offset, whole.end))
 
-    def part(self, offset: int, to: int, epoch: int = NO_EPOCH) -> Question[Stretch]:
+    def part(self, offset: int, to: int, epoch: int = NO_EPOCH) -> Steps[Stretch]:
         """Return what is decided from ``offset`` on, cut off at ``to``; nothing may be.
 
         Raises:
             LogDivergedError: what was read before, last under leader epoch ``epoch``, is not there any more.
         """
-        part: Stretch = yield Read(self.place, offset, to, epoch)
+        part = yield from Read(self.place, offset, to, epoch)
         self.high_watermark = part.high_watermark
         if part.start > offset:
             self.truncated_at = max(self.truncated_at, part.start)
@@ -398,7 +386,7 @@ class SegmentTail:
             yield from part.records
             since, epoch = part.end, _later(part, epoch) if epoch != NO_EPOCH else NO_EPOCH
 
-    def _look_back(self, to: int, found: Callable[[Examined], bool]) -> Question[Examined]:
+    def _look_back(self, to: int, found: Callable[[Examined], bool]) -> Steps[Examined]:
         """Read backwards from ``to`` until what is searched for is found or the beginning of the log is reached."""
         known = yield from self._examine(max(0, to - FIRST_STEP), to, GAP_MAX)
         step = FIRST_STEP
@@ -409,7 +397,7 @@ class SegmentTail:
             known.prepend(max(start, self.truncated_at), early)
         return known
 
-    def _examine(self, start: int, to: int, gap_max: float) -> Question[Examined]:
+    def _examine(self, start: int, to: int, gap_max: float) -> Steps[Examined]:
         """Read on to ``to`` from what is known; from ``start`` if nothing is, or what is known ends too far back.
 
         Also begins at ``start`` where the log was cut off before the end of what is known, or has grown again since.
@@ -434,20 +422,20 @@ class SegmentTail:
         yield from self._read(start, to, take)
         return known
 
-    def _all(self, start: int, to: int) -> Question[list[Seen]]:
+    def _all(self, start: int, to: int) -> Steps[list[Seen]]:
         found: list[Seen] = []
         yield from self._read(start, to, lambda part: found.extend(self._seen(part)))
         return found
 
-    def _read(self, start: int, to: int, take: Callable[[Stretch], object], epoch: int = NO_EPOCH) -> Question[None]:
-        """Pass on what stands in ``start..to-1`` part by part."""
+    def _read(self, start: int, to: int, take: Callable[[Stretch], object], epoch: int = NO_EPOCH) -> Steps[None]:
+        """Pass on the records of ``start..to-1`` in parts."""
         while start < to:
             part = yield from self.part(start, to, epoch)
             take(part)
-            # An epoch before this batch's ended where it stands, or earlier.
+            # An epoch before this batch's ended here, or earlier.
             start, epoch = part.end, _later(part, epoch) if epoch != NO_EPOCH else NO_EPOCH
 
-    def _compare(self, why: LogDivergedError) -> Question[None]:
+    def _compare(self, why: LogDivergedError) -> Steps[None]:
         """Forget what is known, unless all of it is still there and own records were appended under a later epoch."""
         found: list[Seen] = []
         epoch = self.epoch
@@ -463,7 +451,7 @@ class SegmentTail:
         is_kept = bool(self._own) and found == self._own
         self._own, self.epoch = [], epoch
         if not is_kept:
-            logger.warning("what was known of a segment is forgotten: %s", why)
+            logger.warning("tail.forgotten reason=%s", why)
             self._known, self.epoch = None, NO_EPOCH
 
     def _seen(self, part: Stretch) -> list[Seen]:
@@ -494,72 +482,72 @@ class LineageTails:
             self._tails[int(stage.segment)] = found
         return found
 
-    def active(self, course: KeyLineage) -> SegmentTail:
-        """Return the tail of the active segment of a course."""
-        return self.of(Stage(course.active, course.active_base, None))
+    def active(self, lineage: KeyLineage) -> SegmentTail:
+        """Return the tail of the active segment of a lineage."""
+        return self.of(Stage(lineage.active, lineage.active_base, None))
 
-    def last(self, course: KeyLineage, key: bytes | None, to: int, since: int | None = None) -> Question[SN]:
-        """Return the SN of the last committed record of a course before offset ``to`` of its active segment.
+    def last(self, lineage: KeyLineage, key: bytes | None, to: int, since: int | None = None) -> Steps[SN]:
+        """Return the SN of the last committed record of a lineage before offset ``to`` of its active segment.
 
         EMPTY if there is none, ANY if it may have been truncated. With a ``key``, of the last record with that key;
         nothing is searched up to and including sequence id ``since`` then.
         """
-        for stage in course.stages:
-            end = to if stage.segment == course.active else stage.end or 0
+        for stage in lineage.stages:
+            end = to if stage.segment == lineage.active else stage.end or 0
             start = _offset_after(since, stage, end)
             tail = self.of(stage)
             question = tail.last(end) if key is None else tail.last_of(key, start, end)
-            found, is_gone = yield from self._asked(stage, course, question)
+            found, is_gone = yield from self._asked(stage, lineage, question)
             if found is None and (start < end if is_gone else tail.truncated_at > start):
                 return ANY
             if found is not None or (since is not None and since >= stage.base):
                 later = (
                     EMPTY
                     if key is None
-                    else (yield from self._last_of(course.former_after(stage.segment), course, key))
+                    else (yield from self._last_of(lineage.former_after(stage.segment), lineage, key))
                 )
                 return later if found is None or later != EMPTY else found
-        if course.dropped_end > (0 if since is None else since + 1):
+        if lineage.dropped_end > (0 if since is None else since + 1):
             return ANY
-        return (yield from self.last_former(course, key)) if key is not None and since is None else EMPTY
+        return (yield from self.last_former(lineage, key)) if key is not None and since is None else EMPTY
 
-    def last_former(self, course: KeyLineage, key: bytes) -> Question[SN]:
+    def last_former(self, lineage: KeyLineage, key: bytes) -> Steps[SN]:
         """Return the SN of the last committed record with a key where it has lain before partitions were added."""
-        return (yield from self._last_of(course.former, course, key))
+        return (yield from self._last_of(lineage.former, lineage, key))
 
-    def _last_of(self, stages: Iterable[Stage], course: KeyLineage, key: bytes) -> Question[SN]:
+    def _last_of(self, stages: Iterable[Stage], lineage: KeyLineage, key: bytes) -> Steps[SN]:
         last = EMPTY
         for stage in stages:
             tail = self.of(stage)
-            end: int = (yield EndOf(tail.place)) if stage.end is None else stage.end
+            end = (yield from EndOf(tail.place)) if stage.end is None else stage.end
             if stage.end is None:
                 yield from tail.confirm(end)
-            found, is_gone = yield from self._asked(stage, course, tail.last_of(key, 0, end))
+            found, is_gone = yield from self._asked(stage, lineage, tail.last_of(key, 0, end))
             if found is not None:
                 return found
             last = ANY if is_gone or tail.truncated_at > 0 else last
         return last
 
-    def last_now(self, course: KeyLineage, key: bytes | None) -> Question[SN]:
+    def last_now(self, lineage: KeyLineage, key: bytes | None) -> Steps[SN]:
         """Return the same before the end of the log, which covers everything that was acknowledged before."""
-        tail = self.active(course)
-        end: int = yield EndOf(tail.place)
+        tail = self.active(lineage)
+        end = yield from EndOf(tail.place)
         yield from tail.confirm(end)
-        return (yield from self.last(course, key, end))
+        return (yield from self.last(lineage, key, end))
 
-    def last_id(self, course: KeyLineage, to: int) -> Question[int | None]:
-        """Return the last transaction id that a user gave a committed record of a course before offset ``to``.
+    def last_id(self, lineage: KeyLineage, to: int) -> Steps[int | None]:
+        """Return the last transaction id that a user gave a committed record of a lineage before offset ``to``.
 
         None if there is none, or if all were truncated.
         """
-        for stage in course.stages:
-            end = to if stage.segment == course.active else stage.end or 0
-            found, _ = yield from self._asked(stage, course, self.of(stage).last_id(end))
+        for stage in lineage.stages:
+            end = to if stage.segment == lineage.active else stage.end or 0
+            found, _ = yield from self._asked(stage, lineage, self.of(stage).last_id(end))
             if found is not None:
                 return found
         return None
 
-    def find(self, course: KeyLineage, token: Token) -> Question[list[SN]]:
+    def find(self, lineage: KeyLineage, token: Token) -> Steps[list[SN]]:
         """Return the SNs of a write's committed records, searching everything appended until now.
 
         Also where the key has lain, unless a record is expected where it lies: what has met that was written there.
@@ -567,11 +555,11 @@ class LineageTails:
         Raises:
             TruncatedError: the write may have stood where records were truncated.
         """
-        since = place_of(token.since, course)
+        since = place_of(token.since, lineage)
         lost: TruncatedError | None = None
-        for stage in (*course.stages, *(course.former if since is None else ())):
+        for stage in (*lineage.stages, *(lineage.former if since is None else ())):
             tail = self.of(stage)
-            end: int = (yield EndOf(tail.place)) if stage.end is None else stage.end
+            end = (yield from EndOf(tail.place)) if stage.end is None else stage.end
             try:
                 if found := (yield from tail.find(token.operation, _offset_after(since, stage, end), end)):
                     return found
@@ -580,20 +568,20 @@ class LineageTails:
             if since is not None and since >= stage.base:
                 break
         else:
-            if course.dropped_end > (0 if since is None else since + 1):
-                lost = TruncatedError(f"what token {token} is looked for in was truncated, segments and all")
+            if lineage.dropped_end > (0 if since is None else since + 1):
+                lost = TruncatedError(f"all segments that may hold token {token} were truncated")
         if lost is not None:
             raise lost
         return []
 
-    def _asked(self, stage: Stage, course: KeyLineage, question: Question[T]) -> Question[tuple[T | None, bool]]:
+    def _asked(self, stage: Stage, lineage: KeyLineage, question: Steps[T]) -> Steps[tuple[T | None, bool]]:
         """Return what a segment answers, and True instead if it is gone: by the history, or as its topic is missing."""
         if stage.removed or int(stage.segment) in self._removed:
             return None, True
         try:
             return (yield from question), False
         except TopicNotFoundError:
-            if stage.segment == course.active:
+            if stage.segment == lineage.active:
                 raise
             self._removed.add(int(stage.segment))
             return None, True

@@ -25,16 +25,15 @@ from typing import Final
 
 from kio.schema.errors import ErrorCode
 
-from rollbridge.calls import TELL_S, Deadline, Errand
-from rollbridge.defects import log_defect
+from rollbridge.base.deadlines import TELL_S, BackgroundCall, Deadline
+from rollbridge.base.logs import log_defect
+from rollbridge.base.metrics import SenderCounts
 from rollbridge.errors import BackpressureError, NotAuthorizedError, RollbridgeError
-from rollbridge.kafka.dispatch import BACKOFF_MAX_S, BatchOwner, Dispatcher
+from rollbridge.kafka.dispatch import BACKOFF_MAX_S, BatchOwner, Dispatcher, new_producer_id
 from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.produce import new_producer_id
 from rollbridge.kafka.queues import Lane, P, PartitionQueue
-from rollbridge.model.client_metrics import SenderCounts
-from rollbridge.model.names import Partition
+from rollbridge.stream.names import Partition
 
 logger = logging.getLogger(__name__)
 
@@ -101,10 +100,10 @@ class Sender(BatchOwner[P]):
             in_flight_max=limits.in_flight_max,
         )
         self._lanes: dict[Partition, Lane[P]] = {}
-        self._asking: Errand[None] = Errand(f"{name}-reach")
+        self._asking: BackgroundCall[None] = BackgroundCall(f"{name}-reach")
         """Reaches brokers and gets producer ids: while one broker is silent, the others are served."""
         self._settled: deque[P] = deque()
-        """Settled batches of which nobody has been told."""
+        """Settled batches whose callbacks are pending."""
         self._is_forgotten = False
         """True if brokers do not know the producer id any more, in no epoch."""
         self._checked_at = 0.0
@@ -206,7 +205,7 @@ class Sender(BatchOwner[P]):
     # What is the same for all idempotent producers; subclasses decide the rest --------------------------------------
 
     def fenced(self, queue: PartitionQueue[P], batch: P, code: ErrorCode) -> None:
-        """Send a batch again, with a new producer id: nobody else has ours, so brokers have forgotten it."""
+        """Send a batch again, with a new producer id: ours is not shared, so brokers have expired it."""
         queue.give_back(batch, doubtful=False)
         self._is_forgotten = True
         self._expire()
@@ -248,7 +247,7 @@ class Sender(BatchOwner[P]):
 
     @abstractmethod
     def _check(self, now: float) -> None:
-        """Look after what only time tells, twice a second. Called under the lock."""
+        """Check time-outs, twice a second. Called under the lock."""
 
     @abstractmethod
     def _forgotten(self, queue: PartitionQueue[P], batch: P) -> None:
@@ -260,10 +259,10 @@ class Sender(BatchOwner[P]):
 
     @abstractmethod
     def _tell(self, batch: P) -> None:
-        """Tell everybody who waits for a settled batch. Called without the lock: it runs code of the user."""
+        """Notify all that wait for a settled batch. Called without the lock: it runs code of the user."""
 
-    def _errands(self) -> None:
-        """Do what may wait for brokers, once in each turn. Called without the lock."""
+    def _background_calls(self) -> None:
+        """Run requests that may wait for brokers, once in each turn. Called without the lock."""
 
     # The thread -------------------------------------------------------------------------------------------------------
 
@@ -273,13 +272,13 @@ class Sender(BatchOwner[P]):
                 self._turn()
                 self._turned_at = time.monotonic()
             except Exception:  # all writers depend on this thread
-                log_defect(logger, "a turn of %s failed; reconnecting", self._thread.name)
+                log_defect(logger, "sender.reconnecting thread=%r", self._thread.name)
                 self._recover()
                 time.sleep(BACKOFF_MAX_S)
         with self.lock:
             self._dispatch.close()  # what is being asked reaches no further broker
         if not self._asking.wait(TELL_S):
-            logger.info("%s ends once a broker has answered, or its time is over", self._thread.name)
+            logger.info('sender.ending thread=%r reason="awaits a response or its deadline"', self._thread.name)
             self._asking.wait(threading.TIMEOUT_MAX)  # it has the cluster until then
 
     def _recover(self) -> None:
@@ -288,7 +287,7 @@ class Sender(BatchOwner[P]):
             with self.lock:
                 self._dispatch.reset(self._queues())
         except Exception:
-            log_defect(logger, "%s cannot reconnect", self._thread.name)
+            log_defect(logger, "sender.reconnect_failed thread=%r", self._thread.name)
 
     def _turn(self) -> None:
         """Wait for an answer, or for what is due, then do all work that there is."""
@@ -318,8 +317,8 @@ class Sender(BatchOwner[P]):
             is_reaching = may_ask and dispatch.is_cut_off and now >= dispatch.retry_at
         if is_reaching or is_renewing:
             self._asking.begin(partial(self._ask, is_renewing=is_renewing), self.wake)
-        # Not under the lock: whoever is told is code of the user.
-        self._errands()
+        # Not under the lock: callbacks are code of the user.
+        self._background_calls()
         self.tell()
 
     def _may_ask(self) -> bool:
@@ -329,13 +328,13 @@ class Sender(BatchOwner[P]):
         return not self._asking.under_way
 
     def _ask(self, *, is_renewing: bool) -> None:
-        """Do what waits for brokers."""
+        """Run requests that wait for brokers."""
         self._dispatch.reach(self.lock)
         if is_renewing:
             self._renew_id()
 
     def tell(self) -> None:
-        """Tell everybody who waits for the batches settled meanwhile; called without the lock."""
+        """Notify all that wait for the batches settled meanwhile; called without the lock."""
         settled = self._settled
         while settled:
             self._tell(settled.popleft())
@@ -405,7 +404,7 @@ class Sender(BatchOwner[P]):
                 # Ask once, without retries: this thread serves all writers, and comes back by itself.
                 producer = new_producer_id(self._cluster, timeout_s=0.0)
             except RollbridgeError as fault:
-                logger.info("a producer id cannot be had now: %s", fault)
+                logger.info("producer_id.unavailable reason=%s", fault)
                 with self.lock:
                     dispatch.back_off()
                     if isinstance(fault, NotAuthorizedError):

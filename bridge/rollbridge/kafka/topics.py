@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Final, NamedTuple, TypeVar, cast
 
 from kio.schema.create_topics.v7 import CreateTopicsRequest, CreateTopicsResponse
@@ -27,24 +28,239 @@ from kio.schema.delete_records.v2 import DeleteRecordsRequest, DeleteRecordsResp
 from kio.schema.delete_records.v2.request import DeleteRecordsPartition, DeleteRecordsTopic
 from kio.schema.delete_topics.v6 import DeleteTopicsRequest, DeleteTopicsResponse
 from kio.schema.delete_topics.v6.request import DeleteTopicState
+from kio.schema.describe_cluster.v0 import DescribeClusterRequest, DescribeClusterResponse
 from kio.schema.describe_configs.v4 import DescribeConfigsRequest, DescribeConfigsResponse
 from kio.schema.describe_configs.v4.request import DescribeConfigsResource
 from kio.schema.errors import ErrorCode
 from kio.schema.incremental_alter_configs.v1 import IncrementalAlterConfigsRequest, IncrementalAlterConfigsResponse
 from kio.schema.incremental_alter_configs.v1.request import AlterableConfig, AlterConfigsResource
+from kio.schema.metadata.v12 import MetadataResponse
+from kio.schema.metadata.v12.response import MetadataResponseTopic
 from kio.schema.types import TopicName
 from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 from kio.static.protocol import Payload
 
-from rollbridge.calls import Backoff, Deadline, patience_s
+from rollbridge.base.deadlines import Backoff, Deadline, Patience, patience_s
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import TopicMismatchError, is_definite, refusal
-from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, LeaderQuestion, ask_leaders
+from rollbridge.kafka.metadata import Broker, Cluster, Clusters, CodeError, Isolation, LeaderQuestion, ask_leaders
 from rollbridge.kafka.offsets import EARLIEST, LATEST, list_offsets
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
-from rollbridge.kafka.views import TopicDescription, view_cluster, view_each, view_topic_names, view_topics
-from rollbridge.model.names import Partition
+from rollbridge.stream.names import Partition
+
+# Descriptions of topics and of the cluster, with the operations that the caller may perform.
+#
+# Requested over our own connections: librdkafka's DescribeTopics and DescribeCluster end the process with a failed
+# assertion (``rko_result`` in rdkafka_admin.c, seen with 2.16) when a broker that has just started answers that it
+# knows no brokers and no topics yet.
+
+
+logger = logging.getLogger(__name__)
+
+_NOT_SAID: Final = -(1 << 31)
+"""Value of the operations if they were not requested."""
+_OPERATIONS: Final = (
+    *("UNKNOWN", "ANY", "ALL", "READ", "WRITE", "CREATE", "DELETE", "ALTER", "DESCRIBE", "CLUSTER_ACTION"),
+    *("DESCRIBE_CONFIGS", "ALTER_CONFIGS", "IDEMPOTENT_WRITE", "CREATE_TOKENS", "DESCRIBE_TOKENS"),
+)
+"""Kafka's names of operations, by the number of their bit. Source: Kafka's AclOperation."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """Description of an existing topic.
+
+    Attributes:
+        replication_factor: Smallest number of replicas of any partition.
+        in_sync: Smallest number of in-sync replicas of any partition.
+        is_led: True if every partition has a leader.
+        operations: Operations permitted to the caller's principal, by Kafka's names; empty unless requested.
+        config: Settings, defaults included, if requested.
+        own: Names of those settings that the topic has of its own.
+    """
+
+    name: str
+    topic_id: uuid.UUID
+    partitions: int
+    replication_factor: int
+    in_sync: int
+    is_led: bool
+    operations: frozenset[str]
+    config: Mapping[str, str] = field(default_factory=dict)
+    own: frozenset[str] = frozenset()
+
+    @property
+    def sealed(self) -> bool:
+        """True if the topic is closed to new records."""
+        return all(self.config.get(key) == value for key, value in SEALED.items())
+
+    @property
+    def sealing(self) -> dict[str, str | None]:
+        """Settings that a seal changes; None where the topic has none of its own."""
+        return {key: self.config.get(key) if key in self.own else None for key in SEALED}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """Description of a cluster: its identity, its brokers by id, and the caller's permitted operations."""
+
+    cluster_id: str
+    brokers: Mapping[int, Broker]
+    operations: frozenset[str]
+
+
+def view_topics(
+    cluster: Cluster, names: Iterable[str], timeout_s: float, *, with_operations: bool = False
+) -> dict[str, TopicDescription]:
+    """Describe those of the topics that exist.
+
+    Raises:
+        KafkaUnavailableError: No broker that knows the cluster has answered in time.
+        NotAuthorizedError, InvalidRequestError: A topic was refused.
+    """
+
+    def read(topic: MetadataResponseTopic) -> TopicDescription:
+        _check(topic.error_code, f"topic {topic.name}")
+        return _description(topic)
+
+    return _view(cluster, names, timeout_s, read, with_operations=with_operations)
+
+
+def view_each(cluster: Cluster, names: Iterable[str], timeout_s: float) -> dict[str, TopicDescription | ErrorCode]:
+    """Describe those of the topics that exist, with the permitted operations; of a refused one, return why.
+
+    Raises:
+        KafkaUnavailableError: No broker that knows the cluster has answered in time.
+    """
+
+    def read(topic: MetadataResponseTopic) -> TopicDescription | ErrorCode:
+        return _description(topic) if topic.error_code is ErrorCode.none else topic.error_code
+
+    return _view(cluster, names, timeout_s, read, with_operations=True)
+
+
+def _view(
+    cluster: Cluster,
+    names: Iterable[str],
+    timeout_s: float,
+    read: Callable[[MetadataResponseTopic], T],
+    *,
+    with_operations: bool,
+) -> dict[str, T]:
+    """Return what is read of those of the topics that exist.
+
+    One that exists for none of two brokers does not: a broker that is cut off from the others does not know what was
+    made since.
+    """
+    deadline = Deadline(timeout_s)
+    found: dict[str, T] = {}
+
+    def ask(wanted: Sequence[str]) -> list[str]:
+        answer = _metadata(cluster, wanted, with_operations=with_operations)
+        for item in answer.topics:
+            if item.error_code is not ErrorCode.unknown_topic_or_partition:
+                found[str(item.name)] = read(item)
+        missing = [name for name in wanted if name not in found]
+        if missing:
+            cluster.doubt(answer)
+        return missing
+
+    missing = _patiently(partial(ask, tuple(names)), deadline.left(), "describe topics")
+    if missing:
+        _patiently(partial(ask, missing), deadline.left(), "describe topics")
+    return found
+
+
+def view_topic_names(cluster: Cluster, timeout_s: float) -> frozenset[str]:
+    """Return the names of all topics that the caller may see.
+
+    Raises:
+        KafkaUnavailableError: No broker that knows the cluster has answered in time.
+    """
+
+    def ask() -> frozenset[str]:
+        return frozenset(str(item.name) for item in _metadata(cluster, None).topics)
+
+    return _patiently(ask, timeout_s, "list topics")
+
+
+def view_cluster(cluster: Cluster, timeout_s: float) -> ClusterView:
+    """Describe the cluster.
+
+    Raises:
+        KafkaUnavailableError: No broker that knows it has answered in time.
+        NotAuthorizedError
+    """
+    request = DescribeClusterRequest(include_cluster_authorized_operations=True)
+
+    def ask() -> ClusterView:
+        answer = cluster.ask_any(request, DescribeClusterResponse)
+        _check(answer.error_code, "the cluster")
+        _check_knows_brokers(answer)
+        brokers = {int(item.broker_id): Broker(item.host, item.port) for item in answer.brokers}
+        return ClusterView(answer.cluster_id, brokers, _operations(answer.cluster_authorized_operations))
+
+    return _patiently(ask, timeout_s, "describe the cluster")
+
+
+def _patiently(ask: Callable[[], T], timeout_s: float, doing: str) -> T:
+    """Retry with back-off while no broker answers, until the time-out."""
+    deadline = Deadline(timeout_s)
+    backoff, patience = Backoff(), Patience(logger)
+    while True:
+        try:
+            return ask()
+        except KafkaUnavailableError as fault:
+            if deadline.passed():
+                raise KafkaUnavailableError(
+                    f"cannot {doing} within {timeout_s:g} s: {fault}; nothing was done"
+                ) from fault
+            patience.tell(doing, fault)
+        except CodeError as fault:
+            raise refusal(fault.code, doing, fault.subject) from fault
+        backoff.sleep(deadline)
+
+
+def _metadata(cluster: Cluster, topics: Iterable[str] | None, *, with_operations: bool = False) -> MetadataResponse:
+    answer = cluster.metadata(topics, with_operations=with_operations)
+    _check_knows_brokers(answer)
+    return answer
+
+
+def _check_knows_brokers(answer: MetadataResponse | DescribeClusterResponse) -> None:
+    if not answer.brokers:
+        raise KafkaUnavailableError("the broker that was asked knows of no brokers yet")
+
+
+def _check(code: ErrorCode, subject: str) -> None:
+    if code is ErrorCode.none:
+        return
+    if is_definite(code):
+        raise CodeError(code, subject)
+    raise KafkaUnavailableError(f"{subject}: {code.name.upper()}")
+
+
+def _description(topic: MetadataResponseTopic) -> TopicDescription:
+    partitions = topic.partitions
+    return TopicDescription(
+        str(topic.name),
+        topic.topic_id or uuid.UUID(int=0),
+        len(partitions),
+        min((len(item.replica_nodes) for item in partitions), default=0),
+        min((len(item.isr_nodes) for item in partitions), default=0),
+        all(item.leader_id >= 0 for item in partitions),
+        _operations(topic.topic_authorized_operations),
+    )
+
+
+def _operations(bits: int) -> frozenset[str]:
+    if bits == _NOT_SAID:
+        return frozenset()
+    return frozenset(name for number, name in enumerate(_OPERATIONS) if bits >> number & 1)
+
 
 # Administration requests, sent once.
 
@@ -195,13 +411,10 @@ def delete_records_question(before: Mapping[Partition, int], deadline: Deadline)
 
 
 def _left(deadline: Deadline) -> i32Timedelta:
-    """Return the broker's time-out, shorter than ours so that its answer arrives in time."""
     return i32Timedelta.parse(timedelta(milliseconds=max(1, int(deadline.left() * 900))))
 
 
 __all__ = ["PartitionLike", "TopicAdmin", "TopicSpec"]
-
-logger = logging.getLogger(__name__)
 
 K = TypeVar("K")
 
@@ -290,7 +503,7 @@ class TopicAdmin:
         _compare({name: wanted[name] for name in existing}, described)
         created = frozenset(wanted) - existing
         if created:
-            logger.info("created topics %s", ", ".join(sorted(created)))
+            logger.info("topics.created topics=%s", ",".join(sorted(created)))
         return created
 
     def delete_topics(self, topics: Iterable[str] | Mapping[str, uuid.UUID]) -> frozenset[str]:
@@ -319,7 +532,7 @@ class TopicAdmin:
             deleted = frozenset(names[item] if isinstance(item, uuid.UUID) else item for item in gone)
             self._await_gone(cluster, ids or dict.fromkeys(map(str, doomed)), deadline)
         if deleted:
-            logger.info("deleted topics %s", ", ".join(sorted(deleted)))
+            logger.info("topics.deleted topics=%s", ",".join(sorted(deleted)))
         return deleted
 
     def list_topics(self) -> frozenset[str]:
@@ -333,14 +546,19 @@ class TopicAdmin:
         return {name: topic.topic_id for name, topic in self.look(names).items()}
 
     def look_at_each(self, names: Iterable[str]) -> dict[str, TopicDescription | ErrorCode]:
-        """Describe the topics that exist, without their settings; of one that is refused, return why.
+        """Describe the topics that exist; of one that is refused, return why.
 
-        A topic without a partition leader, or that may not be read, is described like any other.
+        A topic without a partition leader, or that may not be read, is described like any other. Settings are left
+        out, except of topics that lack in-sync replicas, as far as they may be read.
         """
         wanted = sorted(set(names))
         deadline = self._deadline()
         with self._cluster(deadline) as cluster:
-            return view_each(cluster, wanted, deadline.left()) if wanted else {}
+            looks = view_each(cluster, wanted, deadline.left()) if wanted else {}
+            described = {name: item for name, item in looks.items() if isinstance(item, TopicDescription)}
+            short = {name: item for name, item in described.items() if item.in_sync < item.replication_factor}
+            _, configs, _ = ask_to_describe_configs(cluster, RESOURCE_TOPIC, short) if short else ({}, {}, {})
+            return looks | {name: replace(item, config=configs.get(name, {})) for name, item in short.items()}
 
     def look(self, names: Iterable[str]) -> dict[str, TopicDescription]:
         """Describe the topics that exist, without their settings, for which the right to read them is enough."""
@@ -404,7 +622,7 @@ class TopicAdmin:
             old = {key: want for key, (want, _) in differences.items() if key in MENDABLE}
             if old:
                 self.set_topic_config(name, old)
-                logger.info("topic %s: %s; put right", name, _listed({key: differences[key] for key in old}))
+                logger.info("topic.configured topic=%s was=%r", name, _listed({key: differences[key] for key in old}))
             if differences or not actual.is_led:
                 found[name] = _listed(differences) if differences else "none of its brokers is there"
         return found
@@ -458,12 +676,12 @@ class TopicAdmin:
         again returns a later one. May be called again at any point.
 
         Args:
-            topics: Topics of one partition each, or all partitions of topics of several.
+            topics: Topics of one partition each, or all partitions of larger ones.
             timeout_s: Time-out in seconds.
             transactional_id: Transactional id for the markers that define the ends.
             foreign_s: Time for which to wait for other producers' open native transactions, once topics are closed;
                 partitions on which some stay open are left out. None waits until the time-out.
-            closed: Called once the topics are closed, before their ends are looked for; what it raises ends the seal.
+            closed: Called once the topics are closed, before their ends are determined; its exceptions end the seal.
 
         Raises:
             SealTimeoutError: Some topics could not be sealed in time; carries what each waits for. They are closed to
@@ -611,7 +829,7 @@ def _until_answered(
             names = ", ".join(sorted(map(called, pending)))
             raise KafkaUnavailableError(f"cannot {doing.format(names)} within {deadline.timeout_s:g} s: {why}") from why
         if pending:
-            logger.debug("asking again to %s: %s", doing.format(called(pending[0])), why)
+            logger.debug("request.retried action=%r reason=%s", doing.format(called(pending[0])), why)
             backoff.sleep(deadline)
     if failure is not None:
         raise failure

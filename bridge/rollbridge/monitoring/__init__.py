@@ -1,1 +1,1 @@
-"""Alerts with their runbook, and a board: what Prometheus and Grafana are given. Pure, without a client of either."""
+"""Alert rules for Prometheus, a board for Grafana, and the runbook of the alerts, as files of data."""

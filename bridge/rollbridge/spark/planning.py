@@ -1,7 +1,7 @@
 """Plan micro-batches: offset ranges of segments, such that the records of a key never change their order. Pure.
 
 The progress of a query is a *front*: the next offset of every segment at the front, as for readers of the library
-(:class:`~rollbridge.model.position.ReadPosition`). Predecessors of the segments of a front have been read to their
+(:class:`~rollbridge.stream.positions.ReadPosition`). Predecessors of the segments of a front have been read to their
 sealed ends; all segments that are neither in the front nor predecessors are unread. So two fronts define the ranges
 between them, whatever has happened to the stream in between, and a repeated micro-batch reads the same::
 
@@ -30,8 +30,8 @@ field           meaning
 Those of ``rollbridge-transactions`` have ``cluster``, ``logId`` and a position in the commit log,
 ``sales/default@17``.
 
-Source: Pravega's readers finish the segments of a transition before they go on; limits are shared out as Spark's Kafka
-source does it, except that they are kept exactly.
+Source: Pravega's readers finish the segments of a transition before they continue; limits are shared out as Spark's
+Kafka source does it, except that they are kept exactly.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from pyspark.sql.datasource import InputPartition
 
+from rollbridge.base.ids import SegmentId
 from rollbridge.errors import CorruptDataError, InvalidRequestError
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.position import LogPosition, ReadPosition
-from rollbridge.model.reading import ReadingPlan
-from rollbridge.model.records import StreamConfig
-from rollbridge.model.truncation import consistent, frontier
+from rollbridge.stream.config import StreamConfig
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.positions import LogPosition, ReadPosition
+from rollbridge.stream.reading import ReadingPlan
+from rollbridge.stream.truncation import consistent, frontier
 
 if TYPE_CHECKING:
     from rollbridge.spark.source_records import Runs
@@ -56,8 +56,8 @@ if TYPE_CHECKING:
 Front = Mapping[SegmentId, int]
 
 CHAIN_MAX: Final = 100_000
-"""Maximum number of offsets of a chain that one task reads beside the chain's longest way, in a micro-batch: of those
-that lie side by side, and would have been read in parallel."""
+"""Maximum number of offsets of a chain that one task reads outside of the chain's longest way, in a micro-batch: those
+that would have been read in parallel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ def advance(
 def _end_of(segment: SegmentId, ends: Mapping[SegmentId, int]) -> int:
     end = ends.get(segment)
     if end is None:
-        raise CorruptDataError(f"nobody has asked where segment {segment} ends; nothing was read")
+        raise CorruptDataError(f"the end of segment {segment} was not looked up; nothing was read")
     return end
 
 
@@ -173,13 +173,7 @@ def between(history: EpochHistory, start: Front, end: Front) -> list[OffsetRange
 
 
 def chains(history: EpochHistory, start: Front, ranges: Sequence[OffsetRange]) -> list[list[OffsetRange]]:
-    """Group ranges that continue each other, each group in the order in which one task has to read it.
-
-    Args:
-        history: The epochs as of now.
-        start: Front at which the micro-batch begins.
-        ranges: Ranges of the micro-batch, as :func:`between` returns them.
-    """
+    """Group ranges that continue each other, each group in the order in which one task has to read it."""
     joined = _Chains(history, start)
     for item in ranges:
         joined.add(item.segment, item.size)
@@ -217,9 +211,7 @@ def without_lost(
     """Cut ranges to what is still stored; return these, and a sentence on each loss.
 
     Args:
-        ranges: Ranges to be read.
         first: First offset that is left of each of their stored segments.
-        removed: Segments that were removed.
         ends: Highest offsets that the logs of the segments have been seen to reach.
     """
     left: list[OffsetRange] = []
@@ -243,9 +235,7 @@ def without_beyond(front: Front, ends: Mapping[SegmentId, int]) -> tuple[Front, 
     A log becomes shorter where Kafka loses records: a power failure, an unclean election. Records written after that
     get offsets that the front has passed, and would never be read.
 
-    Args:
-        front: Front up to which everything has been read.
-        ends: Present ends of the segments whose ends only the brokers know.
+    ``ends`` are those of the segments whose ends only the brokers know.
     """
     beyond = {item: offset for item, offset in front.items() if offset > ends.get(item, offset)}
     if not beyond:
@@ -291,7 +281,7 @@ class _Chains:
         return segment
 
     def fitting(self, sizes: Mapping[SegmentId, int], beside_max: int) -> dict[SegmentId, int]:
-        """Return those of the ranges whose chains would have at most ``beside_max`` beside their longest way.
+        """Return those of the ranges whose chains would have at most ``beside_max`` outside of their longest way.
 
         Ranges that would join the same chain do so together, or not at all: read alone, one would delay the others.
         """
@@ -309,7 +299,7 @@ class _Chains:
         return {segment: size for segment, size in sizes.items() if segment in fits}
 
     def _beside(self, roots: Iterable[SegmentId], joining: Mapping[SegmentId, int]) -> int:
-        """Return what would lie beside the longest way if ranges joined some chains."""
+        """Return what would lie outside of the longest way if ranges joined some chains."""
         reaches = [self._reach_with(self._continued(segment), size) for segment, size in joining.items()]
         longest = max([*reaches, *(self._longest[item] for item in roots)])
         return sum(self._size[item] for item in roots) + sum(joining.values()) - longest
@@ -395,7 +385,7 @@ class StreamOffset:
         if self.stream_id != here.stream_id:
             raise InvalidRequestError(
                 f"stream {self.position.stream} was deleted and created again since the checkpoint was written, so its "
-                "offsets mean nothing any more; nothing was read: begin anew with another checkpointLocation"
+                "offsets mean nothing any more; nothing was read: use another checkpointLocation"
             )
 
 
@@ -438,7 +428,7 @@ class LogOffset:
         if self.log_id != here.log_id:
             raise InvalidRequestError(
                 f"the commit log of {self.position.group} is another one than when the checkpoint was written; nothing "
-                "was read: begin anew with another checkpointLocation"
+                "was read: use another checkpointLocation"
             )
 
 

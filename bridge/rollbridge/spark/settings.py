@@ -6,18 +6,90 @@ that no format has is refused, because a misspelt option would go unnoticed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, replace
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from rollbridge.client.runtime import ClientOptions
-from rollbridge.config import ConnectionSettings
+from pyspark.sql import types as T
+
+from rollbridge.base.options import keys_of, option, unknown, values_of, words
+from rollbridge.config import ClientOptions, ConnectionSettings
 from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError
 from rollbridge.kafka.batches import Compression
-from rollbridge.model.names import TOPICS_SCOPE, GroupName, StreamName, check_adoptable, check_stream_or_topic
-from rollbridge.model.options import keys_of, option, unknown, values_of, words
-from rollbridge.model.position import ReadPosition, parse_start
-from rollbridge.spark.schema import COMMIT_POSITION, HEADERS, PREVIEW, TRANSACTION
+from rollbridge.stream.names import TOPICS_SCOPE, GroupName, StreamName, check_adoptable, check_stream_or_topic
+from rollbridge.stream.positions import ReadPosition, parse_log_start, parse_start
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+
+# The columns of ``format("rollbridge")``: their names and types.
+
+
+_HEADERS: Final = T.ArrayType(
+    T.StructType([T.StructField("key", T.StringType()), T.StructField("value", T.BinaryType())])
+)
+_COLUMNS: Final[Mapping[str, T.DataType]] = {
+    "key": T.BinaryType(),
+    "value": T.BinaryType(),
+    "topic": T.StringType(),
+    "partition": T.IntegerType(),
+    "offset": T.LongType(),
+    "timestamp": T.TimestampType(),
+    "timestampType": T.IntegerType(),
+    "headers": _HEADERS,
+    "stream": T.StringType(),
+    "segment": T.LongType(),
+    "epoch": T.LongType(),
+    "sequenceId": T.LongType(),
+    "transactionId": T.StringType(),
+    "localSequence": T.LongType(),
+    "commitPosition": T.LongType(),
+    "committed": T.BooleanType(),
+}
+HEADERS: Final = ("headers",)
+TRANSACTION: Final = ("transactionId", "localSequence")
+COMMIT_POSITION: Final = ("commitPosition",)
+PREVIEW: Final = ("committed",)
+_ON_REQUEST: Final = frozenset((*HEADERS, *TRANSACTION, *COMMIT_POSITION, *PREVIEW))
+
+
+def schema_of(asked: Iterable[str]) -> StructType:
+    """Return the columns that are always there, and those on request that are asked for."""
+    wanted = set(asked)
+    return T.StructType(
+        [T.StructField(name, kind) for name, kind in _COLUMNS.items() if name not in _ON_REQUEST or name in wanted]
+    )
+
+
+def check_schema(schema: StructType) -> list[str]:
+    """Return the names of a schema's columns; the schema may be the user's.
+
+    Raises:
+        ConfigError: columns are unknown or of another type; all of them are named.
+    """
+    known = {name.lower(): name for name in _COLUMNS}
+    faults, names = [], []
+    for field in schema.fields:
+        name = known.get(field.name.lower())
+        if name is None:
+            faults.append(f"there is no column {field.name}; the columns are {', '.join(_COLUMNS)}")
+        elif _plain(field.dataType) != _plain(_COLUMNS[name]):
+            wanted, given = _COLUMNS[name].simpleString(), field.dataType.simpleString()
+            faults.append(f"column {name} is of type {wanted}, not {given}: cast it behind the source")
+        else:
+            names.append(name)
+    if faults:
+        raise ConfigError("schema: " + "; ".join(faults))
+    return names
+
+
+def _plain(kind: T.DataType) -> str:
+    """Return a type without its nullability, which makes no difference."""
+    return str(kind.simpleString())
+
+
+# Records to Arrow columns
 
 STREAM: Final = "stream"
 TOPIC: Final = "topic"
@@ -84,7 +156,6 @@ def _streams(text: str) -> tuple[str, ...]:
 
 
 def _topics(text: str) -> tuple[str, ...]:
-    """Parse the names of topics that streams have adopted; raises as :func:`_streams` does."""
     return _names(text, check_adoptable, "topic")
 
 
@@ -140,7 +211,7 @@ class SparkSettings(SparkOptions):
     """Settings common to the source and the sink. They can be pickled, and their ``repr`` shows no secrets."""
 
     connection: ConnectionSettings
-    """Settings of the connection, with a stand-in for the client's name if none was given."""
+    """Settings of the connection, with a placeholder for the client's name if none was given."""
     options: ClientOptions
     """Behaviour of a connection, with the compression codec of the options."""
 
@@ -157,9 +228,7 @@ class SparkSettings(SparkOptions):
 def read_settings(reader: OptionReader, *, streams_needed: bool = True) -> SparkSettings | None:
     """Return the settings that the formats share; None if they are at fault, which ``reader.finish()`` then raises.
 
-    Args:
-        reader: Reader of the options, which collects the faults.
-        streams_needed: True if ``stream`` or ``topic`` must be given.
+    With ``streams_needed``, ``stream`` or ``topic`` must be given.
     """
     before = len(reader.faults)
     if streams_needed and not reader.has(STREAM) and not reader.has(TOPIC):
@@ -220,7 +289,7 @@ class ReadOptions:
     markers count, so there may be fewer rows. If left out: no limit."""
     fail_on_data_loss: bool = option(True, key=FAIL_ON_DATA_LOSS)
     """Fail if records to be read were deleted or lost, or if compaction took away which transaction wrote one that is
-    asked for; ``false`` logs a warning, and the query goes on at what is left."""
+    asked for; ``false`` logs a warning, and the query continues at what is left."""
 
     def place_faults(self, kind: Kind) -> Iterator[str]:
         """Yield faults of options that the kind of query does not have."""
@@ -277,9 +346,7 @@ class SourceSettings(SourceOptions):
 def read_source(options: Mapping[str, str], kind: Kind) -> SourceSettings:
     """Return the settings in a source's options.
 
-    Args:
-        options: Options as Spark gives them.
-        kind: Kind of query: options and defaults differ.
+    Options and defaults differ by the kind of query.
 
     Raises:
         ConfigError: options are missing, wrong or unknown; all of them are named.
@@ -318,3 +385,80 @@ def _check_place(stream: str, text: str) -> None:
         ReadPosition.parse(text)
     else:
         parse_start(_SOME_STREAM, text)
+
+
+# Options of the sink
+
+
+LABEL: Final = "label"
+LABEL_NUMBER: Final = "label.number"
+SEGMENTS_PER_TASK: Final = "segments.per.task"
+REPLAY: Final = "replay"
+COMPARE, TRUST = "compare", "trust"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """Options of the sink in addition to those of all formats."""
+
+    replay: str = option(COMPARE, key=REPLAY, choices=(COMPARE, TRUST))
+    """``compare``: a repeated micro-batch or job must have the rows that were committed; ``trust`` takes it for the
+    same without a comparison."""
+    segments_per_task: int | None = option(None, key=SEGMENTS_PER_TASK, low=1)
+    """Maximum number of segments to which the rows of one task go; needed with very many tasks, see
+    docs/spark.md#limits."""
+    lease_hours: int = option(24, key="lease.hours", high=7 * 24)
+    """Lease of a transaction: hours that it may stay open."""
+    commit_seconds: int = option(600, key="commit.timeout.seconds", low=1)
+    """Seconds that the driver waits for the outcome of a commit; a merge takes about 3 s per GB."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobOptions:
+    """Options of batch jobs."""
+
+    label: str = option("", key=LABEL)
+    """Label of the job, only in a batch and with ``client.name``: a job whose label was committed before writes
+    nothing, see docs/spark.md#labels."""
+    number: int = option(0, key=LABEL_NUMBER, low=0)
+    """Number of the job among those of its label; these numbers never fall."""
+
+
+# Settings of ``format("rollbridge-transactions")``
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogSettings(ReadOptions):
+    """Settings of a read of a commit log; can be pickled."""
+
+    shared: SparkSettings
+
+    @property
+    def group(self) -> GroupName | None:
+        """Group to read; None for the group of the stream."""
+        return self.shared.group
+
+
+def read_log_settings(options: Mapping[str, str], kind: Kind) -> LogSettings:
+    """Return the settings in the options of ``rollbridge-transactions``.
+
+    Raises:
+        ConfigError: options are missing, wrong or unknown; all of them are named.
+    """
+    reader = OptionReader(options)
+    shared = read_settings(reader, streams_needed=False)
+    values = reader.read(ReadOptions)
+    found = ReadOptions(**values)
+    places = found.places(kind)
+    faults = reader.faults
+    faults += found.place_faults(kind)
+    if shared is not None and shared.group is None and not shared.names:
+        faults.append(f"{GROUP}: is missing, or {STREAM} or {TOPIC} to take the group of")
+    for name, text in zip((STARTING, ENDING), places.values(), strict=True):
+        try:
+            parse_log_start(text)
+        except InvalidRequestError as exc:
+            faults.append(f"{name}: {exc}")
+    reader.finish()
+    assert shared is not None  # its faults were raised
+    return LogSettings(**{**values, **places}, shared=shared)

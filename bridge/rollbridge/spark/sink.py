@@ -1,9 +1,9 @@
 """The exactly-once sink: write each micro-batch, or each batch job, as one rolling transaction.
 
 The tasks agree on the transaction by the query's id and the number of the micro-batch, see
-:meth:`rollbridge.SharedClient.joint`. Each task writes a part and sends its handle to the driver, which commits the
-parts of those attempts that Spark has chosen. So a retried task leaves nothing behind, and a repeated micro-batch is
-found to be committed.
+:meth:`rollbridge.SharedClient.cooperative`. Each task writes a part and sends its handle to the driver, which commits
+the parts of those attempts that Spark has chosen. So a retried task leaves nothing behind, and a repeated micro-batch
+is found to be committed.
 
 A task of a streaming query finds the query's id and the number of the micro-batch in its local properties, and the id
 of the query's run as the group of its jobs. A restarted driver has another run, and so another session.
@@ -22,12 +22,13 @@ import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from rollbridge.client.cooperative import JointTicket, SharedClient
+from rollbridge.base.ids import TransactionId
+from rollbridge.base.logs import log_defect
+from rollbridge.client.connection import Bridge
+from rollbridge.client.cooperative import CooperativeTicket, SharedClient
 from rollbridge.client.identity import own_name
 from rollbridge.client.results import PartHandle
 from rollbridge.client.writing import Part
-from rollbridge.connection import Bridge
-from rollbridge.defects import log_defect
 from rollbridge.errors import (
     ConflictError,
     GroupMismatchError,
@@ -37,14 +38,24 @@ from rollbridge.errors import (
     RowRefusedError,
     TransactionTooLargeError,
 )
-from rollbridge.model.cooperative import JointContent
-from rollbridge.model.ids import TransactionId
-from rollbridge.model.names import check_client_name
-from rollbridge.model.options import option
-from rollbridge.spark.settings import CLIENT_NAME, OptionReader, SparkSettings, read_settings
+from rollbridge.metadata.client_sessions import CooperativeContent
+from rollbridge.spark.settings import (
+    CLIENT_NAME,
+    LABEL,
+    LABEL_NUMBER,
+    REPLAY,
+    SEGMENTS_PER_TASK,
+    TRUST,
+    JobOptions,
+    OptionReader,
+    SinkOptions,
+    SparkSettings,
+    read_settings,
+)
 from rollbridge.spark.sink_records import Columns, PartitionReader
 from rollbridge.spark.sink_task import PartitionWriter, connection
 from rollbridge.spark.worker import keep_what_stays, promptly
+from rollbridge.stream.names import check_client_name
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -88,7 +99,6 @@ def work_of_query(property_of: LocalProperty, client_name: str | None, stand_in:
     """Return the identity of the transaction of a streaming query's task.
 
     Args:
-        property_of: Returns a local property of the task.
         client_name: Name given by the user; None for one made of the query's id.
         stand_in: Session to use where Spark does not name the run.
 
@@ -114,11 +124,6 @@ def work_of_job(client_name: str | None, label: str, number: int = 0) -> SinkJob
 
 logger = logging.getLogger(__name__)
 
-LABEL: Final = "label"
-LABEL_NUMBER: Final = "label.number"
-SEGMENTS_PER_TASK: Final = "segments.per.task"
-REPLAY: Final = "replay"
-COMPARE, TRUST = "compare", "trust"
 
 RETAIN: Final = timedelta(days=30)
 """Retention of outcomes, for those that the session's record lacks because the driver died as they were decided."""
@@ -127,33 +132,6 @@ _ABORT_TIMEOUT: Final = timedelta(seconds=30)
 _LOOKED_MAX: Final = 100
 _looked: Final[dict[str, str]] = {}
 """By client name, the latest run whose next micro-batches are known to be beyond those of all earlier runs."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkOptions:
-    """Options of the sink besides those of all formats."""
-
-    replay: str = option(COMPARE, key=REPLAY, choices=(COMPARE, TRUST))
-    """``compare``: a repeated micro-batch or job must have the rows that were committed; ``trust`` takes it for the
-    same without a comparison."""
-    segments_per_task: int | None = option(None, key=SEGMENTS_PER_TASK, low=1)
-    """Maximum number of segments to which the rows of one task go; needed with very many tasks, see
-    docs/spark.md#limits."""
-    lease_hours: int = option(24, key="lease.hours", high=7 * 24)
-    """Lease of a transaction: hours that it may stay open."""
-    commit_seconds: int = option(600, key="commit.timeout.seconds", low=1)
-    """Seconds that the driver waits for the outcome of a commit; a merge takes about 3 s per GB."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobOptions:
-    """Options of batch jobs."""
-
-    label: str = option("", key=LABEL)
-    """Label of the job, only in a batch and with ``client.name``: a job whose label was committed before writes
-    nothing, see docs/spark.md#labels."""
-    number: int = option(0, key=LABEL_NUMBER, low=0)
-    """Number of the job among those of its label; these numbers never fall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +170,10 @@ class PartitionWritten(WriterCommitMessage):  # type: ignore[misc]  # types are 
     """
 
     work: SinkJob | None = None
-    ticket: JointTicket | None = None
+    ticket: CooperativeTicket | None = None
     handle: PartHandle | None = None
-    content: JointContent = field(default_factory=JointContent)
-    committed: JointContent | None = None
+    content: CooperativeContent = field(default_factory=CooperativeContent)
+    committed: CooperativeContent | None = None
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> StreamSink:
@@ -307,7 +285,7 @@ def _write(target: SinkTarget, iterator: Iterator[pa.RecordBatch], work_of: Call
                 _check_group(target)
                 streams = _streams(target)
                 reader = PartitionReader(target.columns, names, streams)
-                joint = target.client(work).joint(
+                cooperative = target.client(work).cooperative(
                     *streams,
                     series=work.series,
                     number=work.number,
@@ -316,13 +294,15 @@ def _write(target: SinkTarget, iterator: Iterator[pa.RecordBatch], work_of: Call
                     timeout=target.commit_timeout,
                     once=work.unique,
                 )
-                written = PartitionWritten(work, joint.ticket, committed=joint.content if joint.committed else None)
-                if joint.committed:
-                    logger.info("%s was committed as %s by an earlier run; nothing is written", work, joint.id)
+                written = PartitionWritten(
+                    work, cooperative.ticket, committed=cooperative.content if cooperative.committed else None
+                )
+                if cooperative.committed:
+                    logger.info("sink.repeated work=[%s] txn=%s: an earlier run committed it", work, cooperative.id)
                     if target.trusts_replays:
                         return written
                 else:
-                    part = joint.part()
+                    part = cooperative.part()
                     _check_tasks(target, part, work)
                     writer = PartitionWriter(part, reader, streams)
             if writer is None:
@@ -376,7 +356,7 @@ def _check_tasks(target: SinkTarget, part: Part, work: SinkJob) -> None:
 def _commit(target: SinkTarget, messages: Sequence[PartitionWritten | None]) -> None:
     """Commit the parts that were written; compare the rows with what an earlier run has committed, if it has."""
     told = [message for message in messages if message is not None and message.work is not None]
-    content = sum((message.content for message in told), JointContent())
+    content = sum((message.content for message in told), CooperativeContent())
     handles = [message.handle for message in told if message.handle is not None]
     first = next((message for message in told if message.ticket is not None), None)
     if first is None:
@@ -401,10 +381,10 @@ def _commit(target: SinkTarget, messages: Sequence[PartitionWritten | None]) -> 
         keep_what_stays()
     # The rows are visible: a reported failure would make Spark write them again.
     except RollbridgeError as fault:
-        logger.warning("%s is committed, what follows failed; the next run asks the leader: %s", work, fault)
+        logger.warning("sink.note_failed work=[%s]: it is committed; the next run asks the leader: %s", work, fault)
     except Exception:
-        log_defect(logger, "%s is committed, what follows failed; the next run asks the leader", work)
-    logger.info("%s is committed as %s: %d records", work, ticket.transaction, result.records)
+        log_defect(logger, "sink.note_failed work=[%s]: it is committed; the next run asks the leader", work)
+    logger.info("sink.committed work=[%s] txn=%s records=%d", work, ticket.transaction, result.records)
 
 
 def _commit_nothing(target: SinkTarget, work: SinkJob | None) -> None:
@@ -418,7 +398,7 @@ def _commit_nothing(target: SinkTarget, work: SinkJob | None) -> None:
         *target.settings.names, series=work.series, number=work.number, timeout=target.commit_timeout
     )
     if found is not None:
-        _check_replay(target, work, found.id, found.content, JointContent())
+        _check_replay(target, work, found.id, found.content, CooperativeContent())
     _note_beyond(work)
 
 
@@ -433,8 +413,8 @@ def _check_replay(
     target: SinkTarget,
     work: SinkJob,
     transaction: TransactionId,
-    committed: JointContent | None,
-    replayed: JointContent,
+    committed: CooperativeContent | None,
+    replayed: CooperativeContent,
 ) -> None:
     """Compare a replay with what was committed.
 
@@ -445,8 +425,8 @@ def _check_replay(
         return
     if committed is None:
         logger.warning(
-            "%s was committed as %s by an older version, which did not note what it held: whether these %d records "
-            "are the same cannot be told, and nothing is written",
+            "sink.not_compared work=[%s] txn=%s records=%d: it was committed by an older version, without a digest; "
+            "nothing is written",
             work,
             transaction,
             replayed.records,
@@ -455,7 +435,7 @@ def _check_replay(
     raise ReplayDiffersError(
         f"{work} was committed by an earlier run as transaction {transaction} with {committed}, and comes again with "
         f"{replayed}; nothing was written. If the checkpoint was restored from a backup, or lost its newest files: the "
-        "rows of that transaction are in the stream; go on under a new checkpoint that begins where its rows end. If "
+        "rows of that transaction are in the stream; use a new checkpoint that begins where its rows end. If "
         "the label was given to another job: choose another one. If the same input gives other rows each time: "
         f"{REPLAY}={TRUST} takes them for the same",
         transaction=str(transaction),
@@ -473,10 +453,10 @@ def _abort(target: SinkTarget, messages: Sequence[PartitionWritten | None], reas
             if not target.client(message.work).abort(
                 message.ticket, reason, min(target.commit_timeout, _ABORT_TIMEOUT), last=message.work.once
             ):
-                logger.warning("%s is not aborted: it is committed, or may be", message.work)
+                logger.warning("sink.not_aborted work=[%s]: it is committed, or may be", message.work)
         except RollbridgeError as fault:
             # Spark reports the failure that led here; the transaction is invisible, and ends with its lease.
-            logger.warning("%s could not be aborted: %s", message.work, fault)
+            logger.warning("sink.abort_failed work=[%s]: %s", message.work, fault)
         return
 
 

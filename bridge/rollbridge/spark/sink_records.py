@@ -21,9 +21,9 @@ Source: Kafka documentation, "Record Batch" and "Record".
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -31,17 +31,170 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from xxhash import xxh64_intdigest
 
+from rollbridge.base.attribution import HEADER_VALUE_BYTES, ONE_BYTE, RECORD_HEADER, append_step, pack_run
+from rollbridge.base.avro import encode_long
+from rollbridge.base.deadlines import wall_ms
+from rollbridge.base.ids import local_sequence
 from rollbridge.errors import InvalidRequestError, RowRefusedError
 from rollbridge.kafka.batches import Compression, RawBatch, compressed, framed_parts
-from rollbridge.model.attribution import HEADER_VALUE_BYTES, ONE_BYTE, RECORD_HEADER, append_step, pack_run
-from rollbridge.model.avro import encode_long
-from rollbridge.model.cooperative import JointContent
-from rollbridge.model.ids import local_sequence
-from rollbridge.model.keyspace import HASH_SEED
-from rollbridge.spark.hashing import Numbers, ends_of, hashes_of
+from rollbridge.metadata.client_sessions import CooperativeContent
+from rollbridge.stream.keyspace import HASH_SEED
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+
+# XXH64 of whole Arrow columns: the hash by which keys choose their segments, and of which digests are made.
+#
+# Values of one length are hashed together, a step of the algorithm for all of them at a time, in NumPy: for keys of 11
+# bytes a seventh of what calls of the library take, for values of 100 bytes two thirds. Each step costs a microsecond
+# even for a single value, so lengths that few values have, and long values, are left to the library.
+#
+# Source: https://github.com/Cyan4973/xxHash/blob/dev/doc/xxhash_spec.md, "XXH64 algorithm description".
+
+
+Numbers = Any
+"""NumPy array of 64-bit integers; types are checked without NumPy and Arrow."""
+
+NULL: Final = np.uint64(0x6E75_6C6C_6E75_6C6C)
+"""Hash of a null."""
+LENGTH_MAX: Final = 160
+"""Maximum length of values that are hashed together."""
+_CALLED: Final = 1024
+"""Values that the library is called for at a time: so many objects at once still find room in memory just freed."""
+
+
+def worth(length: int) -> int:
+    """Return from how many values of a length on it pays to hash them together."""
+    return 200 + 25 * length
+
+
+def hashes_of(
+    column: pa.BinaryArray,
+    hash_of: Callable[[bytes, int], int] = xxh64_intdigest,
+    *,
+    worth: Callable[[int], int] = worth,
+) -> Numbers:
+    """Return the hash of each value, by default its xxHash64, with the seed by which keys choose their segments."""
+    count = len(column)
+    if column.null_count == count:
+        return np.full(count, NULL)
+    present = column.fill_null(b"") if column.null_count else column
+    found = _called(present, hash_of) if hash_of is not xxh64_intdigest else _hashed(present, worth)
+    if column.null_count:
+        found[column.is_null().to_numpy(zero_copy_only=False)] = NULL
+    return found
+
+
+def _hashed(column: pa.BinaryArray, worth: Callable[[int], int]) -> Numbers:
+    count = len(column)
+    lengths = np.diff(ends_of(column))
+    numbers = np.bincount(np.minimum(lengths, LENGTH_MAX + 1), minlength=LENGTH_MAX + 2)[: LENGTH_MAX + 1]
+    together = [length for length in np.flatnonzero(numbers).tolist() if numbers[length] >= worth(length)]
+    if len(together) == 1 and numbers[together[0]] == count:
+        return _together(column, together[0])
+    if not together:
+        return _called(column, xxh64_intdigest)
+    found: Numbers = np.empty(count, np.uint64)
+    rest: Numbers = np.ones(count, np.bool_)
+    for length in together:
+        same = lengths == length
+        found[same] = _together(column.filter(pa.array(same)), length)
+        rest &= ~same
+    if rest.any():
+        found[rest] = _called(column.filter(pa.array(rest)), xxh64_intdigest)
+    return found
+
+
+def _called(column: pa.BinaryArray, hash_of: Callable[[bytes, int], int]) -> Numbers:
+    """Return the hashes as a function gives them, one by one."""
+    found: Numbers = np.empty(len(column), np.uint64)
+    for start in range(0, len(column), _CALLED):
+        values = column[start : start + _CALLED].to_numpy(zero_copy_only=False).tolist()
+        found[start : start + _CALLED] = np.fromiter(map(hash_of, values, repeat(HASH_SEED)), np.uint64, len(values))
+    return found
+
+
+def ends_of(column: pa.BinaryArray) -> Numbers:
+    """Return the offsets at which the values begin, and at which the last one ends."""
+    return np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
+
+
+_P1, _P2, _P3 = np.uint64(0x9E3779B185EBCA87), np.uint64(0xC2B2AE3D27D4EB4F), np.uint64(0x165667B19E3779F9)
+_P4, _P5 = np.uint64(0x85EBCA77C2B2AE63), np.uint64(0x27D4EB2F165667C5)
+_SEED: Final = np.uint64(HASH_SEED)
+_STRIPE: Final = 32
+
+
+def _together(column: pa.BinaryArray, length: int) -> Numbers:
+    """Return the XXH64 of values that all have one length."""
+    count, data, start = len(column), column.buffers()[2] or b"", int(ends_of(column)[0])
+    spare: Numbers = np.empty(count, np.uint64)
+    word: Numbers = np.empty(count, np.uint64)
+    at = 0
+
+    def load(kind: str, size: int) -> Numbers:
+        nonlocal at
+        word[:] = np.ndarray((count,), kind, data, start + at, (length,))
+        at += size
+        return word
+
+    def rotate(numbers: Numbers, bits: int) -> None:
+        np.right_shift(numbers, np.uint64(64 - bits), out=spare)
+        np.left_shift(numbers, np.uint64(bits), out=numbers)
+        np.bitwise_or(numbers, spare, out=numbers)
+
+    def mix(numbers: Numbers, bits: int) -> None:
+        np.right_shift(numbers, np.uint64(bits), out=spare)
+        np.bitwise_xor(numbers, spare, out=numbers)
+
+    with np.errstate(over="ignore"):
+        if length < _STRIPE:
+            found: Numbers = np.full(count, _SEED + _P5)
+        else:
+            part_streams = [np.full(count, first) for first in (_SEED + _P1 + _P2, _SEED + _P2, _SEED, _SEED - _P1)]
+            while length - at >= _STRIPE:
+                for part_stream in part_streams:
+                    part_stream += np.multiply(load("<u8", 8), _P2, out=word)
+                    rotate(part_stream, 31)
+                    part_stream *= _P1
+            found = np.zeros(count, np.uint64)
+            for part_stream, bits in zip(part_streams, (1, 7, 12, 18), strict=True):
+                word[:] = part_stream
+                rotate(word, bits)
+                found += word
+            for part_stream in part_streams:
+                part_stream *= _P2
+                rotate(part_stream, 31)
+                part_stream *= _P1
+                found ^= part_stream
+                found *= _P1
+                found += _P4
+        found += np.uint64(length)
+        while length - at >= 8:
+            np.multiply(load("<u8", 8), _P2, out=word)
+            rotate(word, 31)
+            word *= _P1
+            found ^= word
+            rotate(found, 27)
+            found *= _P1
+            found += _P4
+        if length - at >= 4:
+            found ^= np.multiply(load("<u4", 4), _P1, out=word)
+            rotate(found, 23)
+            found *= _P2
+            found += _P3
+        while at < length:
+            found ^= np.multiply(load("u1", 1), _P5, out=word)
+            rotate(found, 11)
+            found *= _P1
+        mix(found, 33)
+        found *= _P2
+        mix(found, 29)
+        found *= _P3
+        mix(found, 32)
+    return found
+
 
 _NUMBERS_BYTES_MAX: Final = 5 + 1 + 5 + 10 + 5
 """Maximum bytes of length, attributes, offset delta, timestamp delta and number of headers of a record."""
@@ -147,7 +300,7 @@ def encode_batch(rows: Rows, transaction: bytes, part: int, codec: Compression, 
         transaction: Id of the transaction, 16 bytes.
         part: Number of the part that the rows belong to.
         codec: Compression codec.
-        each: Whether each record has the header, or only the first.
+        each: True if each record has the header, not only the first.
     """
     parts: list[RawBatch]
     if each or rows.headers is not None:
@@ -218,10 +371,10 @@ def _offset_ranges(count: int) -> Iterator[slice]:
 
 
 def _front(here: slice, deltas: Numbers, rest: Numbers, key_lengths: Numbers) -> tuple[Numbers, Numbers]:
-    """Return what stands in front of the keys of some records, and how much of it is each record's.
+    """Return the bytes in front of the keys of some records, and their number for each record.
 
     Args:
-        here: Where the records stand behind the first.
+        here: Places of the records behind the first.
         deltas, key_lengths: Timestamp deltas of the records, and lengths of their keys.
         rest: Their lengths without their offset deltas.
     """
@@ -350,14 +503,13 @@ def _side_by_side(*columns: _Varints) -> tuple[Numbers, Numbers]:
 
 
 def _as_column(data: Numbers, sizes: Numbers) -> pa.BinaryArray:
-    """Return values that stand one behind the other as an Arrow column."""
+    """Return consecutive values as an Arrow column."""
     ends: Numbers = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=ends[1:])
     return pa.Array.from_buffers(pa.binary(), len(sizes), [None, pa.py_buffer(ends), pa.py_buffer(data)])
 
 
 def _fixed(matrix: Numbers) -> pa.BinaryArray:
-    """Return the rows of a matrix of bytes as an Arrow column."""
     count, width = matrix.shape
     return _as_column(np.ascontiguousarray(matrix).reshape(-1), np.full(count, width, np.int64))
 
@@ -371,7 +523,6 @@ def _lengths(column: pa.BinaryArray, *, null: int = 0) -> Numbers:
 
 
 def _field_sizes(column: pa.BinaryArray) -> Numbers:
-    """Return the bytes of each value together with its length."""
     lengths = _lengths(column, null=-1)
     return _varint_sizes(lengths) + np.maximum(lengths, 0)
 
@@ -571,7 +722,7 @@ class PartitionReader:
             names: What rows call the streams that they may go to.
             streams: Names of these streams, where rows call them otherwise; the digest is the same by either name.
         """
-        self.content = JointContent()
+        self.content = CooperativeContent()
         self._columns = columns
         self._names = names
         streams = streams or names
@@ -588,7 +739,7 @@ class PartitionReader:
             RowRefusedError: a row cannot be written.
         """
         first = self.content.records
-        rows = self._columns.rows(batch, first, int(time.time() * 1000))
+        rows = self._columns.rows(batch, first, wall_ms())
         places = None if len(self._names) == 1 else self._columns.stream_places(batch, self._names, first)
         keys = hashes_of(rows.keys)
         found = _mixed(keys ^ (self._hashes[0] if places is None else self._hashes[places]))
@@ -600,7 +751,7 @@ class PartitionReader:
         times = self._columns.named_times(batch)
         if times is not None:
             found = _mixed(found ^ times.astype(np.uint64))
-        self.content += JointContent(len(rows), int(_mixed(found).sum(dtype=np.uint64)))
+        self.content += CooperativeContent(len(rows), int(_mixed(found).sum(dtype=np.uint64)))
         return rows, keys, places
 
 

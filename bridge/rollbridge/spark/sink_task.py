@@ -6,7 +6,6 @@ outlive a task, because Spark reuses its Python processes, and connecting costs 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -14,24 +13,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from rollbridge.base.deadlines import wall_ms
+from rollbridge.client.connection import Bridge
 from rollbridge.client.futures import PartStream
 from rollbridge.client.results import PartHandle
-from rollbridge.client.runtime import ClientOptions
 from rollbridge.client.writing import Part
-from rollbridge.config import ConnectionSettings
-from rollbridge.connection import Bridge
+from rollbridge.config import ClientOptions, ConnectionSettings
 from rollbridge.errors import RowRefusedError
 from rollbridge.kafka.batches import HEADER_BYTES
-from rollbridge.model.records import KEYLESS, TopicLimits
-from rollbridge.spark.hashing import Numbers, hashes_of
-from rollbridge.spark.kept import Kept
 from rollbridge.spark.sink_records import (
+    Numbers,
     PartitionReader,
     Rows,
     batch_bytes,
     encode_batch,
+    hashes_of,
     record_bytes,
 )
+from rollbridge.spark.worker import Kept
+from rollbridge.stream.config import KEYLESS, TopicLimits
 
 
 class PartitionWriter:
@@ -47,7 +47,7 @@ class PartitionWriter:
         """
         self._part = part
         self._reader = reader
-        self._lanes = [_LaneRows(part, part.lane(stream)) for stream in streams]
+        self._part_streams = [_LaneRows(part, part.part_stream(stream)) for stream in streams]
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch.
@@ -59,13 +59,13 @@ class PartitionWriter:
         rows, keys, places = self._reader.read(batch)
         partitions = self._reader.partitions(batch)
         if places is None:
-            self._lanes[0].add(rows, keys, partitions)
+            self._part_streams[0].add(rows, keys, partitions)
             return
-        for place, lane in enumerate(self._lanes):
+        for place, part_stream in enumerate(self._part_streams):
             chosen = np.flatnonzero(places == place)
             if len(chosen):
                 named = None if partitions is None else partitions.take(pa.array(chosen))
-                lane.add(rows.take(chosen), keys[chosen], named)
+                part_stream.add(rows.take(chosen), keys[chosen], named)
 
     def finish(self) -> PartHandle:
         """Send the remaining rows; return once the brokers have acknowledged everything.
@@ -73,8 +73,8 @@ class PartitionWriter:
         Raises:
             RollbridgeError: as :meth:`rollbridge.Part.finish`.
         """
-        for lane in self._lanes:
-            lane.send_all()
+        for part_stream in self._part_streams:
+            part_stream.send_all()
         return self._part.finish()
 
 
@@ -84,27 +84,27 @@ _ANY_NUMBER: Final = 1 << 31
 class _LaneRows:
     """Rows of one stream that wait for their frames, by segment."""
 
-    def __init__(self, part: Part, lane: PartStream) -> None:
+    def __init__(self, part: Part, part_stream: PartStream) -> None:
         self._part = part
-        self._lane = lane
-        self._stream = lane.route.stream
-        self._bounds = np.array(lane.bounds, np.uint64)
-        self._sticky = lane.sticky
-        self._waiting = [_Waiting(each=lane.each) for _ in lane.route.numbers]
+        self._part_stream = part_stream
+        self._stream = part_stream.route.stream
+        self._bounds = np.array(part_stream.bounds, np.uint64)
+        self._sticky = part_stream.sticky
+        self._waiting = [_Waiting(each=part_stream.each) for _ in part_stream.route.numbers]
 
     def add(self, rows: Rows, keys: Numbers, partitions: pa.Array | None) -> None:
         """Add rows with the hashes of their keys, and the partition that each of them names, if any does."""
         named = None if partitions is None else self._named(rows, partitions)
         sizes = record_bytes(rows)
         worst = int(sizes.argmax())
-        if sizes[worst] > self._lane.layout.record_bytes_max:
+        if sizes[worst] > self._part_stream.layout.record_bytes_max:
             raise RowRefusedError(
                 f"it takes {sizes[worst]} bytes (key, value and headers, our own included), which exceeds the "
-                f"limit of {self._lane.layout.record_bytes_max} of stream {self._stream}",
+                f"limit of {self._part_stream.layout.record_bytes_max} of stream {self._stream}",
                 row=int(rows.counts[worst]),
             )
-        if self._lane.layout.adopted is not None:
-            self._check_topic(rows, self._lane.layout.adopted)
+        if self._part_stream.layout.adopted is not None:
+            self._check_topic(rows, self._part_stream.layout.adopted)
         if len(self._waiting) == 1:
             self._add(0, rows)
             return
@@ -127,8 +127,8 @@ class _LaneRows:
         Raises:
             RowRefusedError: there is no such partition; or no topic is adopted, and keys alone choose the segment.
         """
-        route = self._lane.route
-        is_adopted = self._lane.layout.adopted is not None
+        route = self._part_stream.route
+        is_adopted = self._part_stream.layout.adopted is not None
         found = pc.index_in(partitions, pa.array(route.numbers if is_adopted else [], partitions.type))
         unknown = pc.and_(found.is_null(), partitions.is_valid()).index(True).as_py()
         if unknown >= 0:
@@ -144,11 +144,11 @@ class _LaneRows:
 
     def _check_topic(self, rows: Rows, limits: TopicLimits) -> None:
         """Refuse what the topic that the stream has adopted does not take."""
-        topic = self._lane.route.topic
+        topic = self._part_stream.route.topic
         if limits.is_compacted and rows.keys.null_count:
             row = int(rows.counts[rows.keys.is_null().index(True).as_py()])
             raise RowRefusedError(f"{KEYLESS} such as {topic}", row=row)
-        now_ms = int(time.time() * 1000)
+        now_ms = wall_ms()
         for place in (int(rows.timestamps.argmin()), int(rows.timestamps.argmax())):
             fault = limits.fault_of(int(rows.timestamps[place]), now_ms)
             if fault is not None:
@@ -161,14 +161,14 @@ class _LaneRows:
 
     def _add(self, at: int, rows: Rows) -> None:
         """Queue rows for the frame of a segment, and send the frames that become full."""
-        waiting, room = self._waiting[at], self._lane.layout.batch_bytes - HEADER_BYTES
+        waiting, room = self._waiting[at], self._part_stream.layout.batch_bytes - HEADER_BYTES
         # Steps have their own room in a batch, for so many records.
-        most = _ANY_NUMBER if self._lane.each else 2 * self._lane.layout.chunk
+        most = _ANY_NUMBER if self._part_stream.each else 2 * self._part_stream.layout.chunk
         waiting.add(rows)
         if waiting.bytes <= room and waiting.count <= most:
             return
         together = waiting.taken()
-        ends = np.cumsum(batch_bytes(together, each=self._lane.each))
+        ends = np.cumsum(batch_bytes(together, each=self._part_stream.each))
         start = sent = 0
         while ends[-1] - sent > room or len(together) - start > most:
             stop = max(int(np.searchsorted(ends, sent + room, side="right")), start + 1)
@@ -179,7 +179,7 @@ class _LaneRows:
 
     def _send(self, at: int, rows: Rows) -> None:
         part = self._part
-        batch = encode_batch(rows, part.id.bytes, part.number, part.compression, each=self._lane.each)
+        batch = encode_batch(rows, part.id.bytes, part.number, part.compression, each=self._part_stream.each)
         self._part.put_batch(self._stream, at, batch, int(rows.counts[0]), int(rows.counts[-1]), len(rows))
 
     def _segments(self, keys: pa.BinaryArray, hashes: Numbers) -> Numbers:
@@ -187,8 +187,8 @@ class _LaneRows:
 
         Rows without a key stay together, in the next segment with each batch (sticky partitioning).
         """
-        if self._lane.route.keys.partitioner is not None:
-            hashes = hashes_of(keys, self._lane.hash_of)
+        if self._part_stream.route.keys.partitioner is not None:
+            hashes = hashes_of(keys, self._part_stream.hash_of)
         places: Numbers = np.searchsorted(self._bounds, hashes, side="right")
         if keys.null_count:
             places[keys.is_null().to_numpy(zero_copy_only=False)] = self._sticky

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from rollbridge.base.ids import SegmentId
 from rollbridge.client.identity import find_cluster_id, own_name
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.reader import beginning, locate, readable_ends, since
@@ -22,11 +23,9 @@ from rollbridge.errors import GroupMismatchError, InvalidRequestError, NotFoundE
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.position import At, Latest, ReadPosition, Since, parse_start
-from rollbridge.model.routing import StreamView
-from rollbridge.model.truncation import consistent, frontier
+from rollbridge.metadata.catalog import Catalog
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.metadata.store import Metadata
 from rollbridge.spark.planning import (
     Front,
     OffsetRange,
@@ -45,18 +44,26 @@ from rollbridge.spark.planning import (
     without_lost,
     without_unknown,
 )
-from rollbridge.spark.schema import COMMIT_POSITION, check_schema, schema_of
-from rollbridge.spark.settings import FAIL_ON_DATA_LOSS, SourceSettings, SparkSettings, read_source
+from rollbridge.spark.settings import (
+    COMMIT_POSITION,
+    FAIL_ON_DATA_LOSS,
+    SourceSettings,
+    SparkSettings,
+    check_schema,
+    read_source,
+    schema_of,
+)
 from rollbridge.spark.worker import Prompt
-from rollbridge.zookeeper.catalog import Catalog
-from rollbridge.zookeeper.metadata import Metadata
-from rollbridge.zookeeper.session import ZooKeeperSession
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.positions import At, Latest, ReadPosition, Since, parse_start
+from rollbridge.stream.routing import StreamView
+from rollbridge.stream.truncation import consistent, frontier
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from rollbridge.spark.commit_runs import CommitRuns
+    from rollbridge.spark.source_task import CommitRuns
 
 
 # The driver's view of a stream
@@ -180,7 +187,7 @@ class StreamDriver:
             return history, self._ends(unsealed(history), Isolation.READ_COMMITTED)
 
     def _check_topic(self) -> None:
-        """Raise InvalidRequestError if the adopted topic was created anew: its offsets are those of other records."""
+        """Raise InvalidRequestError if the adopted topic was created again: its offsets are those of other records."""
         view = self.view()
         config = view.config
         if not any(map(config.places.is_adopted, view.history.stored())):
@@ -190,7 +197,7 @@ class StreamDriver:
             raise InvalidRequestError(
                 f"topic {config.topic} was deleted and created again since stream {self.stream} has adopted it, so its "
                 "offsets mean nothing any more; nothing was read: release the topic and adopt it again (rollbridge "
-                "stream release, adopt), and begin anew with another checkpointLocation"
+                "stream release, adopt), and use another checkpointLocation"
             )
 
     def _ends(self, segments: Iterable[SegmentId], isolation: Isolation) -> dict[SegmentId, int]:
@@ -211,7 +218,7 @@ class StreamDriver:
         return self.view().history
 
     def known(self, front: Front, *, fail: bool) -> Front:
-        """Return the front; or where to go on, if it names segments that the history no longer knows.
+        """Return the front; or where to continue, if it names segments that the history no longer knows.
 
         Raises:
             TruncatedError: it does, and ``fail`` is set.
@@ -275,9 +282,9 @@ def judge_loss(what: str, *, fail: bool) -> None:
     """
     if fail:
         raise TruncatedError(
-            f"{what}; nothing was read: with the option {FAIL_ON_DATA_LOSS}=false the query goes on at what is left"
+            f"{what}; nothing was read: with the option {FAIL_ON_DATA_LOSS}=false the query continues at what is left"
         )
-    logger.warning("%s; going on at what is left, because of %s=false", what, FAIL_ON_DATA_LOSS)
+    logger.warning("source.data_lost: %s; continuing at what is left, because of %s=false", what, FAIL_ON_DATA_LOSS)
 
 
 def schema(options: Mapping[str, str]) -> StructType:
@@ -319,7 +326,7 @@ class _Reading(Prompt):
         self._runs: CommitRuns | None = None
 
     @property
-    def is_prompt(self) -> bool:
+    def can_write_now(self) -> bool:
         return self._settings.shared.quick_ack
 
     @property
@@ -344,8 +351,7 @@ class _Reading(Prompt):
         driver = self._driver
         assert self._connection is not None  # the driver has just used it
         if self._runs is None:
-            from rollbridge.spark.commit_runs import CommitRuns
-            from rollbridge.spark.source_task import log_reader
+            from rollbridge.spark.source_task import CommitRuns, log_reader
 
             self._runs = CommitRuns(
                 log_reader(self._connection.connection),

@@ -19,11 +19,11 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from rollbridge.consumer.writers import may_lack_heads, seen_in
+from rollbridge.base.attribution import HEADER_VALUE_BYTES, RECORD_HEADER, unpack_run
+from rollbridge.consumer.records import may_lack_heads, seen_in
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.batches import HEADER_BYTES, BatchHeader, check_crc, uncompressed
 from rollbridge.kafka.committed import AbortedSpan, BatchStanding, judged_batches
-from rollbridge.model.attribution import HEADER_VALUE_BYTES, RECORD_HEADER, unpack_run
 
 # Types are checked without NumPy, so only these names say what an array holds.
 Longs = Any
@@ -69,7 +69,7 @@ class Records:
     end: Longs
     """Position behind the record."""
     batch: Longs
-    """Number of the batch that it stands in."""
+    """Number of its batch."""
     whole: Records | None = None
     """All records of the fetch, if these are some of them."""
     index: Longs = None
@@ -98,7 +98,7 @@ class Records:
         )
 
     def writers(self) -> WrittenBy:
-        """Return who wrote the records. What says so may stand before the first of them, in its batch.
+        """Return the writers of the records. Their headers may lie before the first of them, in its batch.
 
         Raises:
             CorruptDataError: headers do not parse.
@@ -236,7 +236,7 @@ def _parse(
     if ((place > record_end) | (length < 0)).any():
         raise CorruptDataError("a field of a record is longer than the record")
     if ((offset < 0) | (offset > _repeated([header.last_offset_delta for header in headers], counts))).any():
-        raise CorruptDataError("a record stands outside of the offsets of its batch")
+        raise CorruptDataError("a record lies outside of the offsets of its batch")
     timestamp += _repeated([header.base_timestamp for header in headers], counts)
     offset += _repeated([header.base_offset for header in headers], counts)
     kind = [LOG_APPEND_TIME if header.is_append_time else CREATE_TIME for header in headers]
@@ -347,7 +347,6 @@ def headers_of(records: Records) -> Iterator[HeaderCursor]:
 
 
 def _field(data: Bytes, place: Longs) -> tuple[Slices, Longs]:
-    """Return the bytes behind a length, -1 for none, and the position behind them."""
     length, start = varints(data, place)
     return Slices(start, start + length), start + np.maximum(length, 0)
 

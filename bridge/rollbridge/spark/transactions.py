@@ -7,7 +7,6 @@ the same as in ``format("rollbridge")``. One task reads one range of the log, so
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -16,29 +15,22 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
+from rollbridge.commitlog.control import ControlKind, ControlRecord, decode_control, peek_kind
 from rollbridge.consumer.transactions import log_offset
 from rollbridge.errors import ConfigError, InvalidRequestError, NotFoundError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.model.control import ControlKind, ControlRecord, decode_control, peek_kind
-from rollbridge.model.names import GroupName, StreamName
-from rollbridge.model.position import LogPosition, parse_log_start
 from rollbridge.spark.planning import LogOffset
 from rollbridge.spark.settings import (
-    ENDING,
-    GROUP,
-    STARTING,
     STREAM,
-    TOPIC,
-    Kind,
-    OptionReader,
-    ReadOptions,
-    SparkSettings,
-    read_settings,
+    LogSettings,
+    read_log_settings,
 )
 from rollbridge.spark.source import DriverConnection, judge_loss
 from rollbridge.spark.source_task import ReadTimeout, log_reader
 from rollbridge.spark.worker import Prompt
+from rollbridge.stream.names import GroupName, StreamName
+from rollbridge.stream.positions import LogPosition
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -57,43 +49,6 @@ _SCHEMA: Final = T.StructType(
     ]
 )
 _WAIT_MS: Final = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogSettings(ReadOptions):
-    """Settings of a read of a commit log; can be pickled."""
-
-    shared: SparkSettings
-
-    @property
-    def group(self) -> GroupName | None:
-        """Group to read; None for the group of the stream."""
-        return self.shared.group
-
-
-def read_log_settings(options: Mapping[str, str], kind: Kind) -> LogSettings:
-    """Return the settings in the options of ``rollbridge-transactions``.
-
-    Raises:
-        ConfigError: options are missing, wrong or unknown; all of them are named.
-    """
-    reader = OptionReader(options)
-    shared = read_settings(reader, streams_needed=False)
-    values = reader.read(ReadOptions)
-    found = ReadOptions(**values)
-    places = found.places(kind)
-    faults = reader.faults
-    faults += found.place_faults(kind)
-    if shared is not None and shared.group is None and not shared.names:
-        faults.append(f"{GROUP}: is missing, or {STREAM} or {TOPIC} to take the group of")
-    for name, text in zip((STARTING, ENDING), places.values(), strict=True):
-        try:
-            parse_log_start(text)
-        except InvalidRequestError as exc:
-            faults.append(f"{name}: {exc}")
-    reader.finish()
-    assert shared is not None  # its faults were raised
-    return LogSettings(**{**values, **places}, shared=shared)
 
 
 def schema(options: Mapping[str, str]) -> StructType:
@@ -152,7 +107,7 @@ class _TransactionsReading(Prompt):
         """Highest offset that the log has been seen to reach."""
 
     @property
-    def is_prompt(self) -> bool:
+    def can_write_now(self) -> bool:
         return self._settings.shared.quick_ack
 
     def _connected(self) -> DriverConnection:
@@ -192,7 +147,6 @@ class _TransactionsReading(Prompt):
         return next(iter(found.values()))
 
     def _streams(self, connection: DriverConnection) -> list[StreamName]:
-        """Return the streams of the options; of adopted topics, those that have adopted them."""
         return [connection.metadata.name_of(name) for name in self._settings.shared.names]
 
     @property
@@ -200,7 +154,6 @@ class _TransactionsReading(Prompt):
         return self._here(0).position.group.commit_log_topic
 
     def _at(self, text: str) -> int:
-        """Return the offset that an option means now."""
         group = self._here(0).position.group
         return log_offset(self._connected().offsets, group, text)
 

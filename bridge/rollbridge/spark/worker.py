@@ -2,7 +2,7 @@
 
 Spark and its worker exchange small packets. Both ends leave Nagle's algorithm on, which holds a small packet back until
 the one before is acknowledged, and the other end's kernel delays acknowledgements by 40 ms, to send them with an
-answer. A task would stand still for that long between its instructions and its rows. The worker's end can avoid both
+answer. A task would wait for that long between its instructions and its rows. The worker's end can avoid both
 delays: it acknowledges at once (``TCP_QUICKACK``), and holds nothing back (``TCP_NODELAY``).
 
 Only the connection between Spark and its worker is touched. Spark does not hand it out, but each worker runs
@@ -18,10 +18,11 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeVar
 
 
 def is_worker() -> bool:
@@ -39,13 +40,13 @@ class Prompt:
     """Base of objects that Spark sends to a worker ahead of their work; unpickling one ends the delays for the rest."""
 
     @property
-    def is_prompt(self) -> bool:
+    def can_write_now(self) -> bool:
         """True if delays are to be avoided; read once the state is restored."""
         raise NotImplementedError
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self.is_prompt:
+        if self.can_write_now:
             _acknowledge_at_once(_connection())
 
 
@@ -99,3 +100,38 @@ def keep_what_stays() -> None:
     if is_worker() and len(sys.modules) != _modules:
         _modules = len(sys.modules)
         gc.freeze()
+
+
+# Connections that outlive a task: Spark reuses its Python processes, and connecting costs more than a small batch.
+
+
+KEPT_MAX: Final = 4
+"""Maximum connections kept by a process, to different clusters or with different credentials; an LRU cache."""
+
+
+class _Closable(Protocol):
+    def close(self) -> None:
+        """Disconnect."""
+
+
+C = TypeVar("C", bound=_Closable)
+
+
+class Kept(Generic[C]):
+    """Cache of connections for later tasks, keyed by servers and credentials, so that none is given to another user."""
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[Hashable, C] = OrderedDict()
+
+    def get(self, key: Hashable, connect: Callable[[], C]) -> C:
+        """Return the connection under a key, or make it; close the least recently used one beyond the limit."""
+        found = self._kept.pop(key, None) or connect()
+        self._kept[key] = found
+        while len(self._kept) > KEPT_MAX:
+            self._kept.popitem(last=False)[1].close()
+        return found
+
+    def close(self) -> None:
+        """Disconnect all."""
+        while self._kept:
+            self._kept.popitem()[1].close()

@@ -17,16 +17,18 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from rollbridge.arguments import check_fields, checked
-from rollbridge.calls import LightFuture, call_back
+from rollbridge.base.arguments import checked
+from rollbridge.base.deadlines import LightFuture, call_back
+from rollbridge.base.forks import forks, module_lock, refusal
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.sn import DLSN, SN
+from rollbridge.config import WriterOptions
 from rollbridge.errors import (
-    ConfigError,
     InvalidRequestError,
     OutcomeUnknownError,
     RecordTooLargeError,
@@ -34,11 +36,8 @@ from rollbridge.errors import (
     StreamNotFoundError,
     UnavailableError,
 )
-from rollbridge.forks import forks, module_lock, refusal
 from rollbridge.kafka.batches import (
-    BUFFER_BYTES_MIN,
     HEADER_BYTES,
-    Compression,
     parse_header,
     read_records,
     uncompressed,
@@ -46,14 +45,9 @@ from rollbridge.kafka.batches import (
 from rollbridge.kafka.errors import NotAuthorizedError
 from rollbridge.kafka.queues import Lane, QueuedBatch
 from rollbridge.kafka.record_limits import AppendRecord, RecordLimits
-from rollbridge.model.frames import FRAME_BYTES_DEFAULT
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.keyspace import HASH_SEED, KeyRange
-from rollbridge.model.names import Partition
-from rollbridge.model.options import KIB, MIB, faults_of, option
-from rollbridge.model.partitioners import KeySpace
-from rollbridge.model.routing import StreamView, locator
-from rollbridge.model.sn import DLSN, SN
+from rollbridge.stream.keyspace import HASH_SEED, KeyRange, KeySpace
+from rollbridge.stream.names import Partition
+from rollbridge.stream.routing import StreamView, locator
 from rollbridge.writer.segments import SegmentQueue, StreamQueues
 
 # Errors of plain writes, as factories: each raise needs a new object
@@ -74,7 +68,7 @@ def refused(topic: str, code: str, detail: str | None) -> Fault:
 
 
 def unknown(topic: str, why: str) -> Fault:
-    """Return the error of a record of which nobody can tell whether it was written."""
+    """Return the error of a record whose outcome is unknown."""
     return lambda: OutcomeUnknownError(
         f"the record may or may not have been written to {topic}: {why}; read the segment to find out", transaction=""
     )
@@ -102,41 +96,6 @@ def closed() -> RollbridgeError:
 
 
 # Options
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WriterOptions:
-    """Options of plain writes; checked on construction.
-
-    Raises:
-        ConfigError: One or several options are wrong; the error names all of them.
-    """
-
-    linger_s: float = option(0.005, low=0, high=900)
-    """Seconds that a record waits for others to share its batch; 0 sends as soon as nothing else is in flight."""
-    batch_bytes: int = option(FRAME_BYTES_DEFAULT, low=KIB, high=MIB)
-    """Largest batch before compression, in bytes; larger ones cost less per record."""
-    compression: str = option("none", check=Compression.named)
-    """Codec of the batches: none, gzip, snappy, lz4 or zstd."""
-    buffer_bytes: int = option(64 * MIB, low=BUFFER_BYTES_MIN)
-    """Bytes that may wait for the brokers; beyond that, writers block."""
-    block_s: float = 60.0
-    """Seconds that a writer blocks for room before it gets a ``BackpressureError``."""
-    delivery_timeout_s: float = 300.0
-    """Seconds without an answer after which a record fails; as librdkafka's ``message.timeout.ms``."""
-    request_timeout_s: float = 30.0
-    """Seconds without an answer to a request after which its connection is given up."""
-    in_flight_max: int = option(5, low=1, high=5)
-    """Most requests in flight to one broker: brokers recognise the last five batches of a producer."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        ConfigError.raise_for(faults_of(self))
-
-    @property
-    def codec(self) -> Compression:
-        """Number of the codec in Kafka's batch header."""
-        return Compression.named(self.compression)
 
 
 logger = logging.getLogger(__name__)
@@ -453,7 +412,7 @@ class StreamAccumulator:
     """Stream that is being written. Guarded by the engine's lock, except :meth:`sequence_base`.
 
     Attributes:
-        course: Its queues.
+        stream_queues: Its queues.
         bounds: Smallest hash of each active queue but the first.
         queues: Active queues.
         opened: Queues with an open batch.
@@ -473,7 +432,7 @@ class StreamAccumulator:
         self._sticky = 0
         self._bases: dict[SegmentId, int] = {}
         self._compression = int(engine.options.codec)
-        self.course: StreamQueues[ProducerBatch] = StreamQueues(
+        self.stream_queues: StreamQueues[ProducerBatch] = StreamQueues(
             view.history, view.config.places.of, engine.lane, self._split
         )
         self._route()
@@ -564,7 +523,7 @@ class StreamAccumulator:
                 self.cut(queue)
         self.limits = self._limits_of(view)
         self.view = view
-        self.course.adopt(view.history)
+        self.stream_queues.adopt(view.history)
         self._route()
 
     def is_of(self, view: StreamView) -> bool:
@@ -583,7 +542,7 @@ class StreamAccumulator:
         for queue in self.opened:
             queue.open = None
         self.opened.clear()
-        return [*self.course.close(), *opened]
+        return [*self.stream_queues.close(), *opened]
 
     def gone(self, *, doubtful: bool = False) -> RollbridgeError:
         """Return the error of records of a stream that was deleted, or whose topic was released.
@@ -622,7 +581,7 @@ class StreamAccumulator:
         return base
 
     def _route(self) -> None:
-        self.queues = self.course.active
+        self.queues = self.stream_queues.active
         self.bounds, self.hash_of = locator(self.view.config.keys, [queue.segment.range.low for queue in self.queues])
 
     def take_out(

@@ -18,11 +18,11 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final, Generic
 
+from rollbridge.base.ids import SegmentId
 from rollbridge.kafka.queues import UNNUMBERED, Lane, P, PartitionQueue
-from rollbridge.model.epochs import EpochHistory
-from rollbridge.model.ids import SegmentId
-from rollbridge.model.names import Partition
-from rollbridge.model.segment_graph import Segment
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.names import Partition
+from rollbridge.stream.segment_graph import Segment
 
 
 class SegmentPhase(Enum):
@@ -63,17 +63,17 @@ class SegmentQueue(PartitionQueue[P]):
     """Queue of one segment; its :class:`StreamQueues` moves batches between the queues of a stream.
 
     Attributes:
-        course: The queues of its stream.
+        stream_queues: The queues of its stream.
         segment: The segment.
         phase: State of the segment, as far as it is known here.
         sealed_end: Offset behind the last record, once the segment has ended and that is known.
     """
 
-    __slots__ = ("course", "phase", "sealed_end", "segment")
+    __slots__ = ("phase", "sealed_end", "segment", "stream_queues")
 
-    def __init__(self, course: StreamQueues[P], segment: Segment, target: Partition, lane: Lane[P]) -> None:
+    def __init__(self, stream_queues: StreamQueues[P], segment: Segment, target: Partition, lane: Lane[P]) -> None:
         super().__init__(target, lane)
-        self.course = course
+        self.stream_queues = stream_queues
         self.segment = segment
         self.phase = SegmentPhase.OPEN
         self.sealed_end: int | None = None
@@ -88,8 +88,8 @@ class SegmentQueue(PartitionQueue[P]):
         return (
             self.phase is SegmentPhase.OPEN
             and super().may_send()
-            and not self.course.closed
-            and not self.course.is_blocked(self)
+            and not self.stream_queues.closed
+            and not self.stream_queues.is_blocked(self)
         )
 
     def refuse(self, batch: P) -> None:
@@ -210,7 +210,7 @@ class StreamQueues(Generic[P]):
             if offset is not None:
                 found.append((batch, offset))
             elif gap is not None:
-                # Batches stand in the order of their numbers, so an unknown one lies between its neighbours that were
+                # Batches are in the order of their numbers, so an unknown one lies between its neighbours that were
                 # found.
                 low = max((place for place in places[:number] if place is not None), default=-1)
                 high = min((place for place in places[number:] if place is not None), default=gap[1])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
-from rollbridge.arguments import (
+from rollbridge.base.arguments import (
     NOT_BYTES,
     as_bytes,
     as_headers,
@@ -18,12 +17,12 @@ from rollbridge.arguments import (
     checked,
     from_fault_on,
 )
-from rollbridge.calls import Deadline, Timeout, as_seconds, in_chunks
+from rollbridge.base.attribution import RECORD_HEADER
+from rollbridge.base.deadlines import Deadline, Timeout, as_seconds, in_chunks, wall_ms
+from rollbridge.base.forks import hold, is_gone
+from rollbridge.base.sn import TRANSACTION_ID_HEADER, pack_transaction_id
 from rollbridge.errors import InvalidRequestError, TransactionIdOutOfOrderError, UnavailableError
-from rollbridge.forks import hold, is_gone
-from rollbridge.model.attribution import RECORD_HEADER
-from rollbridge.model.keyspace import HASH_SEED
-from rollbridge.model.sn import TRANSACTION_ID_HEADER, pack_transaction_id
+from rollbridge.stream.keyspace import HASH_SEED
 from rollbridge.writer.accumulator import Account, Headers, PlainFuture, StreamAccumulator
 
 if TYPE_CHECKING:
@@ -43,13 +42,13 @@ class StreamWriter:
     """
 
     def __init__(
-        self, engine: PlainSender, channel: StreamAccumulator, *, rising_ids: bool = False, owner: object = None
+        self, engine: PlainSender, channel: StreamAccumulator, *, monotonic_ids: bool = False, owner: object = None
     ) -> None:
         self._owner = owner  # closed once it is dropped
         self._engine = engine
         self._channel = channel
         self._lock = engine.lock
-        self._rising_ids = rising_ids
+        self._monotonic_ids = monotonic_ids
         self._last_id = _NO_ID
         self._closed = False
         self._account = Account()
@@ -77,7 +76,7 @@ class StreamWriter:
             headers: Kept in their order; rollbridge's own header names are refused.
             timestamp: Milliseconds since 1970; None is now.
             transaction_id: A number of the user's own, 0 to 2^63 - 1, stored with the record as part of its SN. In a
-                writer opened with ``rising_ids`` it must not be lower than the highest one before.
+                writer opened with ``monotonic_ids`` it must not be lower than the highest one before.
 
         Raises:
             RecordTooLargeError, BackpressureError, InvalidRequestError, TransactionIdOutOfOrderError: The record was
@@ -100,7 +99,7 @@ class StreamWriter:
                 raise self._refusal()
             if timestamp is not None:
                 channel.limits.check_time(timestamp)
-            if transaction_id is not None and self._rising_ids and transaction_id < self._last_id:
+            if transaction_id is not None and self._monotonic_ids and transaction_id < self._last_id:
                 raise self._falling(transaction_id)
             if key is not None and channel.bounds:
                 batch = channel.queues[bisect_right(channel.bounds, channel.hash_of(key, HASH_SEED))].open
@@ -150,7 +149,7 @@ class StreamWriter:
     def _write_some(self, records: Iterator[tuple[bytes | None, bytes | None]]) -> None:
         channel, locate, seed = self._channel, bisect_right, HASH_SEED
         headers, account = _NO_HEADERS, self._account
-        now_ms = int(time.time() * 1000)
+        now_ms = wall_ms()
         for key, value in records:
             # Look the queue up for each record: waiting for room releases the lock, and queues may change meanwhile.
             if key is None:

@@ -1,0 +1,1 @@
+"""Errors, ids, options, deadlines and records by schema, which every room uses. No I/O."""

@@ -1,0 +1,127 @@
+"""The errors that pure code raises, and what others are derived from; :mod:`rollbridge.errors` has the whole tree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, TypeVar
+
+E = TypeVar("E", bound=BaseException)
+
+
+class PortableError(Exception):
+    """Exception that pickle and copy restore with all its attributes, whatever its constructor takes.
+
+    Python calls the constructor again with ``args``. A constructor that takes anything else by name would fail in the
+    process that waits for the result: a process pool breaks, or hangs, instead of telling what happened.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what makes the same error again."""
+        return _restored, (type(self), self.args, vars(self).copy())
+
+
+def _restored(kind: type[E], args: tuple[object, ...], attributes: Mapping[str, Any]) -> E:
+    error = kind.__new__(kind, *args)  # which sets ``args``
+    vars(error).update(attributes)
+    return error
+
+
+class RollbridgeError(PortableError):
+    """Base of all errors of this package.
+
+    Attributes:
+        resource: What of Kafka it is about, such as ``topic orders``; empty where that is not one thing.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+    resource: str = ""
+
+
+class InvalidRequestError(RollbridgeError):
+    """The request can never succeed as it is; nothing was written."""
+
+    code = "invalid-request"
+    exit_code = 4
+
+
+class InvalidNameError(InvalidRequestError):
+    """A name that Kafka, ZooKeeper or the naming scheme cannot carry; nothing was written."""
+
+    code = "invalid-name"
+
+
+class OffsetMetadataTooLargeError(InvalidRequestError):
+    """The metadata of an offset that was to be committed is longer than brokers take; it was not sent."""
+
+    code = "offset-metadata-too-large"
+
+
+class InvalidRangesError(InvalidRequestError):
+    """Key ranges that do not partition the key space, or segments that are not active; nothing was written."""
+
+    code = "invalid-ranges"
+
+
+class NotFoundError(RollbridgeError):
+    """Raised if the request names something that does not exist; nothing was written."""
+
+    code = "not-found"
+    exit_code = 3
+
+
+class TruncatedError(NotFoundError):
+    """Raised if the records at which reading should begin or continue were deleted; none of them was returned."""
+
+    code = "truncated"
+
+
+class ConflictError(RollbridgeError):
+    """The state is not what the request assumes; this request wrote nothing."""
+
+    code = "conflict"
+    exit_code = 5
+
+
+class StreamRecreatedError(ConflictError):
+    """Raised if the stream was deleted and created again, so positions and ids of its predecessor are void.
+
+    Nothing was written, and no record of one incarnation was returned as the other's. Start again with the new stream.
+    """
+
+    code = "stream-recreated"
+
+
+class InvalidTransitionError(ConflictError):
+    """The transaction's state does not allow the request."""
+
+    code = "invalid-transition"
+
+    def __init__(self, message: str, *, transaction: str, state: str, request: str) -> None:
+        super().__init__(message)
+        self.transaction = transaction
+        self.state = state
+        self.request = request
+
+
+class UnavailableError(RollbridgeError):
+    """A part of the system does not answer; nothing is known to have been written; try again later."""
+
+    code = "unavailable"
+    exit_code = 7
+
+
+class CorruptDataError(RollbridgeError):
+    """Bytes that are not what they claim to be; the message says where they were found."""
+
+    code = "corrupt-data"
+    exit_code = 1
+
+
+class NewerFormatError(CorruptDataError):
+    """A record of a version that this release does not know; nothing was written on its account.
+
+    A newer release wrote it: upgrade this one, see docs/upgrading.md.
+    """
+
+    code = "newer-format"

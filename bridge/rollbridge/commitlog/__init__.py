@@ -1,0 +1,1 @@
+"""The commit log: control records, commit order, outcomes, ended transactions. Pure."""

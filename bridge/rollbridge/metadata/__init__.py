@@ -1,0 +1,1 @@
+"""Metadata in ZooKeeper: records, paths and requests (pure); session, store, catalog and ACLs."""

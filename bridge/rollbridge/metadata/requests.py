@@ -1,0 +1,227 @@
+"""Compare the requested settings of a stream with those of an existing one.
+
+Only given settings count: a program that runs again must not fail because the stream was scaled, moved or reconfigured
+meanwhile, unless it asks for the very setting that was changed. Segments are compared with those that the stream began
+with, for as long as that epoch is kept, since scaling is normal.
+
+Source: ``CREATE TABLE IF NOT EXISTS`` does not report differences; Kubernetes' server-side apply compares stated fields
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import ClassVar, Final
+
+from rollbridge.base.ids import SegmentId
+from rollbridge.base.mapper import NodeRecord
+from rollbridge.buffer.savepoints import StoredSavepoint
+from rollbridge.buffer.table import Arrived, KnownTransaction, TransactionEvent
+from rollbridge.errors import InvalidRequestError, RollbridgeError, TransactionClosedError
+from rollbridge.stream.config import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
+from rollbridge.stream.keyspace import KeyRange
+from rollbridge.stream.names import DEFAULT_GROUP
+from rollbridge.stream.scaling import FIXED, ScalingPolicy
+
+
+def refusal(answer: AdminAnswer, transaction: str = "") -> RollbridgeError:
+    """Return the error of an answer; its class is found by its code."""
+    found = next((error for error in _error_classes(RollbridgeError) if error.code == answer.code), None)
+    if found is None:
+        return InvalidRequestError(f"{answer.message} ({answer.code})")
+    if issubclass(found, TransactionClosedError):
+        return found(answer.message, transaction=transaction)
+    try:
+        return found(answer.message)
+    except TypeError:  # the class carries data that an answer does not have
+        return InvalidRequestError(answer.message)
+
+
+def _error_classes(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:
+    """Yield all error classes from ``base`` down, parents first."""
+    yield base
+    for error in base.__subclasses__():
+        yield from _error_classes(error)
+
+
+_NOTHING = Retention()
+_RANGES_SHOWN_MAX = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedStream:
+    """Settings that are asked for; None, or what :class:`.Retention` has by default, where nothing is said.
+
+    Attributes:
+        ranges: Key ranges of the segments that it begins with, in order.
+        retention: Its limits; those that are not set are not compared.
+    """
+
+    group: str | None = None
+    ranges: tuple[KeyRange, ...] | None = None
+    buffer_partitions: int | None = None
+    replication_factor: int | None = None
+    record_bytes_max: int | None = None
+    headers: HeaderForm | None = None
+    retention: Retention = _NOTHING
+    partitioner: str | None = None
+    scaling: ScalingPolicy | None = None
+    timestamps: RecordTimes | None = None
+
+    def differences(self, known: StreamConfig, first: tuple[KeyRange, ...] | None) -> list[str]:
+        """Return in what a stream is another one than was asked for, each as ``name: it is X, and Y was asked for``.
+
+        Args:
+            known: Its settings.
+            first: Key ranges of the segments that it began with; None if these are forgotten.
+        """
+        pairs: list[tuple[str, object, object]] = [
+            ("group", known.group.group, self.group),
+            ("buffer partitions", known.buffer_partitions, self.buffer_partitions),
+            ("replication factor", _replicas(known.replication_factor), _replicas(self.replication_factor)),
+            ("largest record", known.record_bytes_max, self.record_bytes_max),
+            ("headers", known.headers.value, None if self.headers is None else self.headers.value),
+            ("partitioner", known.partitioner, self.partitioner),
+            ("timestamps", known.timestamps.value, None if self.timestamps is None else self.timestamps.value),
+            ("scaling", str(known.scaling or FIXED), None if self.scaling is None else str(self.scaling)),
+        ]
+        found = [
+            f"{what}: it is {is_}, and {asked} was asked for" for what, is_, asked in pairs if asked not in (None, is_)
+        ]
+        if self.ranges is not None and first is not None and self.ranges != first:
+            found.append(f"segments: it began with {_shown(first)}, and {_shown(self.ranges)} were asked for")
+        return [*found, *self._kept_otherwise(known.retention)]
+
+    def _kept_otherwise(self, known: Retention) -> Iterator[str]:
+        if self.retention.ms not in (FOREVER, known.ms):
+            yield f"retention time: it is {_limit(known.ms, 'ms')}, and {self.retention.ms} ms was asked for"
+        if self.retention.bytes not in (FOREVER, known.bytes):
+            asked = f"{self.retention.bytes} bytes"
+            yield f"retention size: it is {_limit(known.bytes, 'bytes')}, and {asked} was asked for"
+        if self.retention.groups and set(self.retention.groups) != set(known.groups):
+            yield (
+                f"retention groups: they are {', '.join(known.groups) or 'none'}, and "
+                f"{', '.join(self.retention.groups)} was asked for"
+            )
+
+
+def _replicas(factor: int | None) -> object:
+    return "the broker's default" if factor == -1 else factor
+
+
+def _limit(value: int, unit: str) -> str:
+    return "unlimited" if value == FOREVER else f"{value} {unit}"
+
+
+def _shown(ranges: tuple[KeyRange, ...]) -> str:
+    """Return a number of segments with their ranges, as far as these are few."""
+    listed = ", ".join(f"[{item.low:g}, {item.high:g})" for item in ranges[:_RANGES_SHOWN_MAX])
+    more = ", ..." if len(ranges) > _RANGES_SHOWN_MAX else ""
+    return f"{len(ranges)} ({listed}{more})"
+
+
+# Admin requests and their answers, as ZooKeeper carries them between clients and leaders.
+
+
+REASON_CHARACTERS_MAX: Final = 10_000
+"""Of the reason in an answer that refuses a request."""
+CAUSE_CHARACTERS_MAX: Final = 1_000
+"""Of the cause of an event in an answer."""
+
+
+class RequestKind(StrEnum):
+    """Kind of an admin request."""
+
+    CREATE_STREAM = "create-stream"
+    ADOPT_TOPIC = "adopt-topic"
+    RELEASE_TOPIC = "release-topic"
+    SCALE_STREAM = "scale-stream"
+    DELETE_STREAM = "delete-stream"
+    UPDATE_STREAM = "update-stream"
+    UPDATE_GROUP = "update-group"
+    TRUNCATE_STREAM = "truncate-stream"
+    ABORT_TRANSACTION = "abort-transaction"
+    LOOK_UP = "look-up-transactions"
+    """Of a transaction, of the latest with a label, or of all open ones of a client."""
+    DESCRIBE = "describe-transaction"
+    """The leader's present view of one transaction, with its last events; without waiting."""
+    FENCE = "fence-client"
+    CLEAR_SNAPSHOTS = "clear-snapshots"
+    REBUILD_SNAPSHOTS = "rebuild-snapshots"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminRequest(NodeRecord):
+    """An admin request; fields that its kind does not use keep their defaults."""
+
+    SCHEMA: ClassVar = "request"
+
+    kind: RequestKind
+    stream: str = ""
+    transaction: str = ""
+    segments: int = 0
+    ranges: tuple[tuple[float, float], ...] = ()
+    seal: tuple[int, ...] = ()
+    group: str = DEFAULT_GROUP
+    buffer_partitions: int = 1
+    replication_factor: int = -1
+    record_bytes_max: int = 0
+    reason: str = ""
+    client_name: str = ""
+    created_ms: int
+    owner: str = ""
+    owner_epoch: int = 0
+    label: str | None = None
+    cut: Mapping[SegmentId, int] = field(default_factory=dict)
+    retention: Retention | None = None
+    abort_foreign: bool = False
+    topic: str = ""
+    partitioner: str = ""
+    leave_topic: bool = False
+    headers: str = ""
+    """A :class:`.HeaderForm`; empty leaves it as it is, and is what clients of earlier versions say."""
+    scaling: ScalingPolicy | None = None
+    """None leaves it as it is, and is what clients of earlier versions say; without a rate it is switched off."""
+    timestamps: str = ""
+    """A :class:`.RecordTimes`; empty leaves it as it is, and is what clients of earlier versions say."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """The last events of a transaction, oldest first, that the leader of ``controller_epoch`` saw since it took over.
+
+    Attributes:
+        serves_since_ms: When that was, ms since 1970.
+    """
+
+    events: tuple[TransactionEvent, ...]
+    serves_since_ms: int
+    controller_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdminAnswer(NodeRecord):
+    """Answer to an admin request; ``code`` is that of the error class that the client raises.
+
+    ``story`` is that of the one transaction that was described, ``arrived`` and ``savepoint`` are those of an open one
+    that was requested by its id.
+    """
+
+    SCHEMA: ClassVar = "answer"
+
+    ok: bool
+    answered_ms: int
+    code: str = ""
+    message: str = ""
+    epoch: int = -1
+    transactions: tuple[KnownTransaction, ...] = ()
+    story: Story | None = None
+    arrived: Arrived | None = None
+    savepoint: StoredSavepoint | None = None
+
+
+def refusing(code: str, why: str, now_ms: int) -> AdminAnswer:
+    """Return the answer that refuses a request; a long reason is cut, because the answer has to fit into a node."""
+    return AdminAnswer(ok=False, answered_ms=now_ms, code=code, message=why[:REASON_CHARACTERS_MAX])

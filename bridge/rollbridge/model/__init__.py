@@ -1,1 +1,0 @@
-"""The pure model: names, key space, epochs, transactions, frames and their fold. No I/O, clock or threads."""

@@ -1,0 +1,1 @@
+"""HTTP within bounds: metrics, health, and what the live page is served with."""

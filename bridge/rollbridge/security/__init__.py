@@ -1,1 +1,0 @@
-"""Security of connections: TLS and identities, for Kafka and for ZooKeeper."""

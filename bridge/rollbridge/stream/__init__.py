@@ -1,0 +1,1 @@
+"""A stream: names, keys, segments, epochs, positions, conditions. Pure."""

@@ -1,0 +1,1 @@
+"""Commits and aborts: plan, merge, roll, large merges, outcomes, refusals, expiry."""

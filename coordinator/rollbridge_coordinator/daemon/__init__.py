@@ -1,0 +1,1 @@
+"""The process: leadership, liveness, succession, health."""

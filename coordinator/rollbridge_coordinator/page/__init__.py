@@ -1,0 +1,1 @@
+"""The live page: documents, admission, server, sources."""

@@ -1,0 +1,1 @@
+"""Changes of streams: create, adopt, scale, retention, late records, error states."""

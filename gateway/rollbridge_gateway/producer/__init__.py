@@ -1,0 +1,1 @@
+"""Transactional producers of clients: table, procedures, ids, their transactions."""

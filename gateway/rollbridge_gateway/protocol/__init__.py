@@ -1,0 +1,1 @@
+"""Kafka's protocol as a gateway speaks it: messages within bounds, versions, errors, batches, sequences. Pure."""

@@ -1,0 +1,330 @@
+"""From a producer's batches to frames of a transaction. Pure; a batch becomes all of its frames, or an error.
+
+Two ways:
+
+*Passed.* On a topic that a stream has adopted and not left, the producer's own partition holds, and the batch becomes
+one frame. Only its first record is touched, which gets rollbridge's header; compressed records are decompressed and
+compressed again for that, but not parsed::
+
+    length | attributes, deltas, key, value | 2 headers | h1 | h2
+    longer | the same                       | 3         | h1 | h2 | rollbridge: transaction, sequence, run
+
+*Routed.* Elsewhere the key decides the segment, as it does for every other writer of the stream. Records are parsed and
+built again, in one loop.
+
+Checked before the first frame is made: checksum, numbering, time and size of the batch, and that no record has
+rollbridge's header, which would claim it for another client. What a broker would refuse is refused here: it would cost
+the whole transaction at the commit. Nothing is allocated by a count before the bytes for so many are there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch, DefaultRecordBatchBuilder
+
+from rollbridge.base.attribution import (
+    HEADER_VALUE,
+    HEADER_VALUE_BYTES,
+    RECORD_HEADER,
+    append_step,
+    pack_rest,
+    pack_run,
+)
+from rollbridge.base.avro import decode_long, encode_long
+from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.kafka.batches import (
+    HEADER_BYTES,
+    BatchHeader,
+    Compression,
+    RawBatch,
+    check_crc,
+    checked_times,
+    compressed,
+    finished,
+    framed_parts,
+    parse_header,
+    uncompressed,
+)
+from rollbridge.kafka.record_limits import RecordLimits
+from rollbridge.stream.keyspace import HASH_SEED
+
+DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+_RECORD_BYTES_MIN: Final = 7
+"""Bytes of the smallest record: one for each of its fields, of which none holds anything."""
+_OWN: Final = encode_long(len(RECORD_HEADER)) + RECORD_HEADER.encode()
+_GROWTH_BYTES: Final = 64
+"""Most that a batch grows by the header of its first record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A stream as a transaction writes to it.
+
+    Attributes:
+        limits: What its records and batches may be.
+        segments: Number of its segments.
+        bounds, hash_of: The segment of a key is number ``bisect_right(bounds, hash_of(key, HASH_SEED))``.
+        is_each: True if each record gets rollbridge's header.
+        is_partitioned: True if its segments are the partitions of a topic, in their order.
+    """
+
+    limits: RecordLimits
+    segments: int
+    bounds: Sequence[int]
+    hash_of: Callable[[bytes, int], int]
+    is_each: bool
+    is_partitioned: bool
+
+
+class CarriedFrame(NamedTuple):
+    """A frame: place of its segment, batch, counts of its first and last record, number of its records."""
+
+    at: int
+    batch: bytes
+    first: int
+    last: int
+    records: int
+
+
+class BatchAuthor(NamedTuple):
+    """Writer: the transaction's id, the local sequence number of its part's record 0, and the first count."""
+
+    transaction: bytes
+    base: int
+    first: int
+
+
+def check_batch(batch: RawBatch) -> BatchHeader:
+    """Return the header of a transactional producer's batch.
+
+    Raises:
+        CorruptDataError: its checksum is wrong.
+        TimestampError: it has the time of an append.
+        InvalidRequestError: it is not one complete batch, or not what a transactional producer sends.
+    """
+    try:
+        header = parse_header(batch)
+    except CorruptDataError as fault:
+        raise InvalidRequestError(f"{fault}; nothing was written") from fault
+    if header.is_append_time:
+        raise TimestampError("a producer sets no time of an append; nothing was written")
+    if header.is_control or not header.is_transactional:
+        raise InvalidRequestError("the batch is not one of a transactional producer's data; nothing was written")
+    if header.compression > Compression.ZSTD:
+        raise InvalidRequestError(f"the batch has unknown compression {header.compression}; nothing was written")
+    if header.record_count < 1 or header.last_offset_delta != header.record_count - 1:
+        raise InvalidRequestError(
+            f"a batch of {header.record_count} records has last offset delta {header.last_offset_delta}; nothing was "
+            "written"
+        )
+    if header.base_sequence < 0 or header.producer_id < 0 or header.producer_epoch < 0:
+        raise InvalidRequestError("the batch names no producer; nothing was written")
+    if header.compression == Compression.NONE:
+        _check_count(header, batch)
+    check_crc(header, batch)
+    return header
+
+
+def _check_count(header: BatchHeader, plain: RawBatch) -> None:
+    size = len(plain) - HEADER_BYTES
+    if header.record_count * _RECORD_BYTES_MIN > size:
+        raise InvalidRequestError(f"a batch claims {header.record_count} records in {size} bytes; nothing was written")
+
+
+class TimestampError(InvalidRequestError):
+    """A time that the topic does not take: INVALID_TIMESTAMP; nothing was written."""
+
+
+class MissingPartitionError(InvalidRequestError):
+    """A partition that the topic has not got: UNKNOWN_TOPIC_OR_PARTITION; nothing was written."""
+
+
+def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) -> list[CarriedFrame]:
+    """Return the frames of a batch that :func:`check_batch` has taken; ``partition`` is the producer's.
+
+    Raises:
+        CorruptDataError: it does not decompress, or its records do not parse, or are others than its header says.
+        RecordTooLargeError: one of its records is.
+        MissingPartitionError: the topic has no such partition, or it has not been taken in yet.
+        TimestampError: the topic does not take the time of one of its records.
+        InvalidRequestError: the stream does not take one of its records.
+    """
+    header = parse_header(batch)
+    if target.is_partitioned and not 0 <= partition < target.segments:
+        raise MissingPartitionError(
+            f"there is no partition {partition} among {target.segments} so far; nothing was written"
+        )
+    plain = uncompressed(header, batch, limit_bytes=DECOMPRESSED_BYTES_MAX)
+    _check_count(header, plain)
+    limits, times = target.limits, checked_times(plain)
+    for timestamp in times:
+        _check_time(limits, timestamp)
+    fits = len(plain) + _GROWTH_BYTES <= min(limits.batch_bytes, limits.record_bytes_max)
+    if target.is_partitioned and fits and not target.is_each and not limits.needs_key:
+        return [_passed(header, plain, partition, author, times[1])]
+    return _routed(header, plain, partition, target, author)
+
+
+def _check_time(limits: RecordLimits, timestamp: int) -> None:
+    try:
+        limits.check_time(timestamp)
+    except InvalidRequestError as fault:
+        raise TimestampError(str(fault)) from fault
+
+
+# Passed
+
+
+def _passed(
+    header: BatchHeader, plain: RawBatch, partition: int, author: BatchAuthor, max_timestamp: int
+) -> CarriedFrame:
+    count = header.record_count
+    run = pack_run(author.transaction, author.base + author.first, count, b"\1" * (count - 1))
+    own = b"".join((_OWN, encode_long(len(run)), run))
+    body = memoryview(plain)[HEADER_BYTES:]
+    parts: tuple[RawBatch, ...] = with_header(body, own)
+    codec = header.compression
+    if codec:
+        made, codec = compressed(b"".join(parts), codec)
+        parts = (made,)
+    frame = framed_parts(
+        parts,
+        codec=codec,
+        count=count,
+        base_timestamp=header.base_timestamp,
+        max_timestamp=max_timestamp,
+    )
+    return CarriedFrame(partition, frame, author.first, author.first + count - 1, count)
+
+
+def with_header(body: memoryview, own: bytes) -> tuple[RawBatch, ...]:
+    """Return records of which the first has one more header, behind its others, in pieces.
+
+    Args:
+        body: Encoded records.
+        own: The encoded header: its name and value, each behind its length.
+
+    Raises:
+        CorruptDataError: the first record does not parse.
+        InvalidRequestError: it has a header of rollbridge's, or is not numbered 0.
+    """
+    try:
+        length, start = decode_long(body, 0)
+        end = start + length
+        if length < 1 or end > len(body):
+            raise CorruptDataError(f"the first record of a batch claims {length} bytes, and {len(body)} are there")
+        _, place = decode_long(body, start + 1)  # behind its attributes: the delta of its time
+        number, place = decode_long(body, place)
+        if number:
+            raise InvalidRequestError(f"the first record of a batch is numbered {number}; nothing was written")
+        for _ in ("key", "value"):
+            size, place = decode_long(body, place)
+            place += max(size, 0)
+        counted = place
+        headers, place = decode_long(body, place)
+        behind = place
+        for _ in range(headers):
+            size, place = decode_long(body, place)
+            if body[place : place + size] == RECORD_HEADER.encode():
+                raise _named_like_ours()
+            place += max(size, 0)
+            size, place = decode_long(body, place)
+            place += max(size, 0)
+        if headers < 0 or place != end:
+            raise CorruptDataError(f"the first record of a batch ends at {place}, not at {end} as it claims")
+    except (IndexError, InvalidRequestError) as fault:
+        if isinstance(fault, InvalidRequestError) and "nothing was written" in str(fault) and "bits" not in str(fault):
+            raise
+        raise CorruptDataError(f"the first record of a batch does not parse: {fault}") from fault
+    more = encode_long(headers + 1)
+    size = length + len(more) - (behind - counted) + len(own)
+    return encode_long(size), body[start:counted], more, body[behind:end], own, body[end:]
+
+
+def _named_like_ours() -> InvalidRequestError:
+    return InvalidRequestError(f"the header {RECORD_HEADER!r} is rollbridge's own; nothing was written")
+
+
+# Routed
+
+
+class _OpenBatch:
+    """Open batch of one segment."""
+
+    __slots__ = ("append", "builder", "first", "last", "records", "steps")
+
+    def __init__(self, builder: DefaultRecordBatchBuilder, append: Callable[..., object], count: int) -> None:
+        self.builder = builder
+        self.append = append
+        self.first = self.last = count
+        self.records = 1
+        self.steps = bytearray()
+
+    def frame(self, at: int, codec: int, *, is_each: bool) -> CarriedFrame:
+        """Return what it holds."""
+        rest = b"" if is_each else pack_rest(self.records, self.steps)
+        made = finished(self.builder.build(), rest, HEADER_VALUE_BYTES, codec)
+        return CarriedFrame(at, made, self.first, self.last, self.records)
+
+
+def _routed(
+    header: BatchHeader, plain: RawBatch, partition: int, target: Target, author: BatchAuthor
+) -> list[CarriedFrame]:
+    limits, each, bounds, hash_of = target.limits, target.is_each, target.bounds, target.hash_of
+    locate, seed, pack, key_of, base = bisect_right, HASH_SEED, HEADER_VALUE.pack, author.transaction, author.base
+    fixed = partition if target.is_partitioned else None
+    keyless = partition % target.segments
+    slots: dict[int, _OpenBatch] = {}
+    frames: list[CarriedFrame] = []
+    count = author.first
+    for record in _records(plain):
+        key, value, timestamp = record.key, record.value, record.timestamp
+        given = record.headers
+        if given:
+            given = list(given)
+            if any(name == RECORD_HEADER for name, _ in given):
+                raise _named_like_ours()
+        else:
+            given = []
+        if fixed is not None:
+            at = fixed
+        elif key is None:
+            at = keyless
+        else:
+            at = locate(bounds, hash_of(key, seed)) if bounds else 0
+        slot = slots.get(at)
+        own = [*given, (RECORD_HEADER, pack(key_of, base + count))] if each else given
+        if slot is None or slot.append(slot.records, timestamp, key, value, own) is None:
+            own = own if each else [*given, (RECORD_HEADER, pack(key_of, base + count))]
+            limits.check(key, value, own)
+            if slot is not None:
+                frames.append(slot.frame(at, header.compression, is_each=each))
+            builder = DefaultRecordBatchBuilder(2, Compression.NONE, 0, -1, -1, -1, limits.batch_bytes)
+            builder.append(0, timestamp, key, value, own)
+            slots[at] = _OpenBatch(builder, limits.append_of(builder), count)
+        else:
+            slot.records += 1
+            append_step(slot.steps, count - slot.last)
+            slot.last = count
+        count += 1
+    frames += [slot.frame(at, header.compression, is_each=each) for at, slot in slots.items()]
+    return sorted(frames, key=lambda frame: frame.first)
+
+
+def _records(plain: RawBatch) -> Iterable[DefaultRecord]:
+    records: Iterable[DefaultRecord] = DefaultRecordBatch(plain)
+    return records
+
+
+class ProducedBatch(NamedTuple):
+    """A batch on its way: raw bytes, the stream, and the partition that its producer named."""
+
+    stream: str
+    partition: int
+    batch: bytes
+    records: int
+    is_compressed: bool = False

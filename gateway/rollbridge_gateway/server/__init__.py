@@ -1,0 +1,1 @@
+"""Sockets of a gateway: listeners, connections, dispatch, relay, listing."""

@@ -1,1 +1,0 @@
-"""Sockets, ZooKeeper, and rollbridge's client around the pure modules."""

@@ -1,0 +1,50 @@
+"""What becomes of an end that a gateway asks for, as its client tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rollbridge.base.ids import TransactionId
+from rollbridge.client.futures import Completion
+from rollbridge.commitlog.control import ControlKind, ControlRecord
+from rollbridge.errors import OutcomeUnknownError
+from rollbridge_gateway.producer.procedures import OutcomeLostError
+from rollbridge_gateway.producer.transactions import TransactionClient
+
+ID = TransactionId.of(0, 7)
+
+
+class Late:
+    """A transaction whose commit is not answered in time, and whose outcome is known right after that."""
+
+    def __init__(self) -> None:
+        self.completion = Completion(ID.bytes, "gateway")
+
+    def commit(self, timeout: float) -> None:
+        raise OutcomeUnknownError("not answered in time", transaction=str(ID))
+
+
+def finish(txn: Late) -> TransactionClient:
+    client: Any = object()
+    rolling = TransactionClient(client)
+    rolling._txn = txn  # type: ignore[assignment]
+    rolling.finish(commit=True, reason="", timeout_s=0)
+    return rolling
+
+
+@pytest.mark.parametrize("kind", [ControlKind.COMMIT, ControlKind.ABORT, None])
+def test_an_end_that_is_decided_right_after_its_time_is_asked_for_again(kind: ControlKind | None) -> None:
+    txn = Late()
+    if kind is not None:
+        txn.completion.settle(ControlRecord(ID, kind, "gateway", 0, 0, 1, reason="").encode_value(), 5)
+    with pytest.raises(OutcomeUnknownError):
+        finish(txn)
+
+
+def test_an_end_of_which_nobody_will_ever_tell_is_lost() -> None:
+    txn = Late()
+    txn.completion.give_up("the commit log was emptied")
+    with pytest.raises(OutcomeLostError):
+        finish(txn)
