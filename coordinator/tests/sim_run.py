@@ -66,9 +66,6 @@ DRAIN_STEPS = 8_000
 """Several times what the longest run took to come to rest; a run with a defect may never do so, and takes them all."""
 
 
-UNSEEN_FRAGILITY = 0.3
-
-
 LATE_CRASHES = 5
 
 
@@ -117,7 +114,7 @@ class Run:
         is_calm: bool = False,
         by_load: bool = False,
     ) -> None:
-        """``fragility`` is how often leaders crash where they must; at places that are ``unseen`` they soon do.
+        """``fragility`` is how often leaders crash where they must; at ``unseen`` places they do the first time.
 
         In a ``calm`` world nothing is refused and nobody from outside interferes, so that late commits follow each
         other, and segments linger. With ``by_load`` streams have a scaling policy, and nobody asks for scales.
@@ -485,8 +482,9 @@ class Run:
             place = leader.place()
             # Some of it is rare before everything comes to its end; that must not take for ever.
             must_crash = BY_LOAD if self.by_load else CALM_CRASHES if self.is_calm else MUST_CRASH_AT
-            is_wanted = place in self.unseen and (self.fragility or self.late_crashes < LATE_CRASHES)
-            fragility = UNSEEN_FRAGILITY if is_wanted else self.fragility
+            is_wanted = place in self.unseen - self.crash_points.keys()
+            is_wanted = is_wanted and bool(self.fragility or self.late_crashes < LATE_CRASHES)
+            fragility = 1.0 if is_wanted else self.fragility
             if place in must_crash and self.rng.random() < fragility:
                 self.late_crashes += not self.fragility
                 self._crash(leader)
@@ -562,7 +560,10 @@ MUST_CRASH_AT = {
 
 CALM_CRASHES = {
     *(f"roll/{effect}" for effect in ("Write", "CreateTopics", "MergeFrames", "AppendControl", "Seal", "CommitRound")),
-    *(f"merge_late/{effect}" for effect in ("EndOffsets", "MergeFrames", "AppendControl", "CommitRound")),
+    *(
+        f"merge_late/{effect}"
+        for effect in ("EndOffsets", "MergeFrames", "AppendControl", "AppendTogether", "CommitRound")
+    ),
     *(f"end_linger/{effect}" for effect in ("Seal", "Write")),
     "watch_linger/EndOffsets",
 }
