@@ -70,6 +70,7 @@ def good() -> History:
     for value in ("n1", "n2"):
         bench.did(Kind.NATIVE, value, bench.put(ADOPTED, "n", value))
     bench.did(Kind.NATIVE, "nt", bench.put(ADOPTED, "n", "nt1"), bench.put(ADOPTED, "o", "nt2"))
+    bench.did(Kind.UNSEQUENCED, "u1", bench.put(ADOPTED, "u", "u1"))
     bench.did(Kind.NATIVE, "na", Write(ADOPTED, "n", "native never"), wish="abort")
     bench.transaction(5, (ADOPTED, "n", "5a"), (PAYMENTS, low, "5b"))
     return bench.done()
@@ -77,6 +78,10 @@ def good() -> History:
 
 def test_a_good_history_has_no_faults() -> None:
     assert find_faults(good()) == []
+
+
+def test_what_was_sent_without_sequence_numbers_may_stand_there_twice() -> None:
+    assert find_faults(double(good(), "u1")) == []
 
 
 def test_what_others_had_aborted_before_may_be_aborted_again() -> None:
@@ -94,6 +99,14 @@ def double(history: History, value: str) -> History:
     stream, place = of_value(history, value)
     copy = lambda rows: [*rows, *(replace(row, offset=50) for row in rows if row.value == value)]  # noqa: E731
     return with_rows(history, stream, copy, place)
+
+
+def copied_beside(history: History, value: str) -> History:
+    """A record stands in another partition as well."""
+    stream, place = of_value(history, value)
+    (row,) = [row for rows in history.streams[stream].rows.values() for row in rows if row.value == value]
+    others = len(history.streams[stream].rows)
+    return with_rows(history, stream, lambda rows: [*rows, replace(row, offset=50)], (place + 1) % others)
 
 
 def moved(history: History, value: str) -> History:
@@ -242,6 +255,8 @@ MUTANTS: dict[str, tuple[Callable[[History], History], str]] = {
     ),
     "a native record is gone": (lambda h: drop(h, "n1"), "lost"),
     "a native record stands twice": (lambda h: double(h, "n1"), "duplicated"),
+    "an unsequenced record stands in two partitions": (lambda h: copied_beside(h, "u1"), "duplicated"),
+    "an unsequenced record in another place than was told": (lambda h: misplaced(h, "u1"), "wrong place"),
     "two native records of a key swapped": (lambda h: swap(h, "n1", "n2"), "key order"),
     "a native record in another partition than its key's": (lambda h: moved(untold(h), "n1"), "misplaced"),
     "a native record in another place than was told": (lambda h: misplaced(h, "n1"), "wrong place"),

@@ -48,7 +48,7 @@ def find_faults(history: History) -> list[Fault]:
 def lost_and_phantom(facts: Facts) -> Iterator[Fault]:
     """What was acknowledged is there once; what is there was asked for, and not refused."""
     for value, places in facts.places.items():
-        if len(places) > 1:
+        if len(places) > 1 and not facts.is_sent_again(value):
             yield Fault(
                 "duplicated", f"{value} stands at {[(stream, str(s), row.offset) for stream, s, row in places]}"
             )
@@ -68,7 +68,8 @@ def told_places(facts: Facts) -> Iterator[Fault]:
     """A record stands where its client was told, with the key that it has, in a segment of that key."""
     for item in facts.history.operations:
         for write in item.writes:
-            for stream, segment, row in facts.places.get(write.value, ()):
+            places = facts.places.get(write.value, ())
+            for stream, segment, row in places:
                 if (stream, row.key) != (write.stream, write.key):
                     yield Fault("misplaced", f"{write} stands in {stream} under {row.key}")
                     continue
@@ -76,10 +77,11 @@ def told_places(facts: Facts) -> Iterator[Fault]:
                 course = KeyLineage(state.history, state.keys.position(row.key.encode()))
                 if course.base(segment) is None:
                     yield Fault("misplaced", f"{write.value} stands in {segment}, where its key cannot be")
-                if write.place is not None:
-                    told = DLSN.parse(write.place)
-                    if (told.segment, told.offset) != (segment, row.offset):
-                        yield Fault("wrong place", f"{write.value} was told {told}, it is {segment}:{row.offset}")
+            if write.place is not None and places:
+                told = DLSN.parse(write.place)
+                stands = [f"{segment}:{row.offset}" for _, segment, row in places]
+                if f"{told.segment}:{told.offset}" not in stands:
+                    yield Fault("wrong place", f"{write.value} was told {told}, it is {', '.join(stands)}")
 
 
 def commit_order(facts: Facts) -> Iterator[Fault]:

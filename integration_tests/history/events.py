@@ -39,7 +39,13 @@ class Kind(StrEnum):
     UPDATE = "update"
     """Of a state that several processes share."""
     NATIVE = "native"
-    """By a producer that knows nothing of us, in a native transaction or in none."""
+    """By a producer that knows nothing of us, in a native transaction or, with sequence numbers, in none."""
+    UNSEQUENCED = "unsequenced"
+    """By a producer that knows nothing of us, without sequence numbers: Kafka may hold a record of it twice.
+
+    A leader that loses its partition with an append that its followers have refuses it, and librdkafka, which takes
+    that for not written (``rd_kafka_handle_Produce_error``), sends it again to the next one, whatever ``retries`` says.
+    """
     GATEWAY = "gateway"
     """By a producer that knows nothing of us, in what it takes for a native transaction, through a gateway."""
 

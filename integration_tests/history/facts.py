@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from integration_tests.history.events import History, Operation, Row
+from integration_tests.history.events import History, Kind, Operation, Row
 from rollbridge.base.ids import SegmentId
 from rollbridge.commitlog.control import ControlKind, ControlRecord
 from rollbridge.stream.reading import KeyLineage
@@ -42,6 +42,12 @@ class Facts:
             if record.kind is not ControlKind.BEGIN:
                 found.setdefault(str(record.transaction), (position, record))
         return found
+
+    def is_sent_again(self, value: str) -> bool:
+        """Whether a record that stands there more than once is one that Kafka may hold twice, in its one partition."""
+        writer = self.writer_of.get(value)
+        in_one = len({(stream, segment) for stream, segment, _ in self.places[value]}) == 1
+        return writer is not None and writer.kind is Kind.UNSEQUENCED and in_one
 
     def is_written(self, operation: Operation) -> bool:
         """Whether anything of it stands in the log."""

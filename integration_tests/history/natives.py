@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from confluent_kafka import KafkaException, Message, Producer
 
@@ -43,9 +43,8 @@ def topic_of(stream: str) -> str:
 
 
 def produce(task: Task, book: Notebook, stopping: threading.Event) -> None:
-    """Write without idempotence, one record after the other: each is sent once, so that none may come twice."""
-    # Whatever is sent again may stand there twice, and Kafka promises nothing else.
-    native = _Native(task, book, {"retries": 0, "enable.idempotence": False})
+    """Write without idempotence, one record after the other: each comes once, unless a leader changes meanwhile."""
+    native = _Native(task, book, {"retries": 0, "enable.idempotence": False}, Kind.UNSEQUENCED)
     while not stopping.wait(BETWEEN_S):
         native.write(1)
 
@@ -133,7 +132,14 @@ def write_keys(bootstrap: str, topic: str, keys: Sequence[bytes], client_id: str
 class _Native:
     """One producer, and what it has been told of the records that it has sent."""
 
-    def __init__(self, task: Task, book: Notebook, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        task: Task,
+        book: Notebook,
+        settings: dict[str, Any],
+        kind: Literal[Kind.NATIVE, Kind.UNSEQUENCED] = Kind.NATIVE,
+    ) -> None:
+        self._kind = kind
         self.choice = random.Random(task.seed)
         self._settings = {
             "bootstrap.servers": task.bootstrap_servers,
@@ -156,7 +162,7 @@ class _Native:
 
     def write(self, count: int) -> None:
         """Write some records outside of transactions, and wait for the answers to all."""
-        asked = [self._book.asked(Kind.NATIVE, write.value, [write]) for write in self._writes(count)]
+        asked = [self._book.asked(self._kind, write.value, [write]) for write in self._writes(count)]
         with suppress(KafkaException):  # the topic is gone for now
             self._send([write for item in asked for write in item.writes])
         self.producer.flush(CALL_S)
