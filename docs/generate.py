@@ -34,6 +34,7 @@ from rollbridge.cli.main import rollbridge as command_line
 from rollbridge.config import ClientOptions, ConnectionSettings, ConsumerOptions, WriterOptions
 from rollbridge.errors import RollbridgeError
 from rollbridge.monitoring.runbook import alerts, runbook
+from rollbridge_coordinator.commit.waiting import CAUSES
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core import metric_samples
 from rollbridge_coordinator.core.metrics import CommitPath
@@ -170,6 +171,7 @@ MARKED_PAGES: Final = tuple(
         "runbook-gateways",
         "security",
         "spark",
+        "troubleshooting",
     )
 )
 """Pages with tables or a runbook between two comments."""
@@ -339,6 +341,23 @@ def runbooks(of: str) -> str:
     return "\n".join(f"## {name}\n\n{runbook(alerts()[name])}" for name in names)
 
 
+_WAITS: Final = re.compile(r"(<!-- waits -->\n\n)(?:\|.*\n)*\n?(<!-- end of waits -->\n)")
+
+
+def waits_table() -> str:
+    """The causes of waits, with the line feed at the end of their table."""
+    rows = [(f"`{cause}`", *rule) for cause, rule in CAUSES.items()]
+    return _markdown_table(("cause", "what waits", "tried again", "who is told", "bound"), rows) + "\n"
+
+
+def _with_waits(text: str) -> str:
+    return _WAITS.sub(lambda mark: f"{mark[1]}{waits_table()}\n{mark[2]}", text)
+
+
+def _with_tables(text: str) -> str:
+    return _with_waits(_with_runbook(_with_metrics(_with_options(text))))
+
+
 def _with_runbook(text: str) -> str:
     return _RUNBOOK.sub(lambda mark: f"{mark[1]}\n{runbooks(mark[2])}\n{mark[3]}", text)
 
@@ -440,9 +459,7 @@ def pages() -> dict[Path, str]:
     return {
         HERE / "protocol-states.md": protocol_states(),
         HERE / "examples.md": examples(),
-        **{
-            path: _with_runbook(_with_metrics(_with_options(path.read_text(encoding="utf-8")))) for path in MARKED_PAGES
-        },
+        **{path: _with_tables(path.read_text(encoding="utf-8")) for path in MARKED_PAGES},
         cli: written + (marker or "<!-- From here on") + end_of_marker + command_reference(),
     }
 

@@ -253,9 +253,11 @@ def test_what_waits_and_what_is_in_error_is_shown() -> None:
         "it may not be written", "TOPIC_AUTHORIZATION_FAILED", "t", 7
     )
     found = led_group_document(LEAD, Overview(live=shown(bench)), None)
-    assert [(item["kind"], item["since_ms"], item["half_done"]) for item in found["waiting"]] == [
-        ("scale", 3_000, False)
+    assert [(item["cause"], item["kind"], item["since_ms"], item["half_done"]) for item in found["waiting"]] == [
+        ("error-state", "stream", 7, False),
+        ("obstacles", "scale", 3_000, False),
     ]
+    assert found["waiting_not_listed"] == 0
     faults = {item["stream"]: item["fault"] for item in found["streams"]}
     assert faults[ORDERS] is None
     assert faults[AUDIT]["code"] == "TOPIC_AUTHORIZATION_FAILED"

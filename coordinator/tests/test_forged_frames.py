@@ -37,8 +37,8 @@ from rollbridge_coordinator.commit.plan import (
     merge_fault,
     plan_round,
     still_fitting,
-    waiting,
 )
+from rollbridge_coordinator.commit.waiting import waiting
 from rollbridge_coordinator.core.waits import PendingChange, Wait
 
 ORDERS, PAYMENTS, REFUNDS = "sales/orders", "sales/payments", "sales/refunds"

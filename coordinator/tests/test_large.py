@@ -13,14 +13,15 @@ from rollbridge.buffer.state import BufferedTransaction
 from rollbridge.buffer.table import State
 from rollbridge.metadata.changes import SUSPENDED, StreamFault
 from rollbridge.stream.conditions import Leaderless, Obstacle
-from rollbridge_coordinator.commit.large import TIMES_MAX, follow_preparations
-from rollbridge_coordinator.commit.plan import Beside, DirectRound, RollingRound, plan_round, why_waits
+from rollbridge_coordinator.commit.large import follow_preparations
+from rollbridge_coordinator.commit.plan import Beside, DirectRound, RollingRound, plan_round
+from rollbridge_coordinator.commit.waiting import why_waits
 from rollbridge_coordinator.core import effects as fx
 from rollbridge_coordinator.core.effects import PreparationProgress
 from rollbridge_coordinator.core.loop import drain
 from rollbridge_coordinator.core.requests import waits_for
 from rollbridge_coordinator.core.settings import LeaderSettings
-from rollbridge_coordinator.core.waits import PendingRoll, Wait
+from rollbridge_coordinator.core.waits import MERGES_MAX, PendingRoll, Wait
 
 ORDERS, PAYMENTS, REFUNDS = "sales/orders", "sales/payments", "sales/refunds"
 SETTINGS = LeaderSettings(merge_beside_bytes=100, merges_beside_max=2)
@@ -195,7 +196,7 @@ def test_a_merge_in_vain_leaves_its_place_rests_and_is_given_up_in_the_end(bench
         kafka.progress[item.node] = PreparationProgress(lost="a line was cut")
         kafka.follow(now_ms)
         assert not bench.group.large.preparations, "it has no place while it rests"
-        if transaction.id not in bench.group.large.retries or len(rests) >= TIMES_MAX - 1:
+        if transaction.id not in bench.group.large.retries or len(rests) >= MERGES_MAX - 1:
             break
         assert plan_round(bench.group) is None
         assert "a line was cut" in waits_for(bench.group, transaction)
@@ -207,8 +208,8 @@ def test_a_merge_in_vain_leaves_its_place_rests_and_is_given_up_in_the_end(bench
     assert rests == sorted(rests)
     assert sum(rests) > 12 * 60_000
     assert transaction.state is State.ABORTING
-    assert bench.group.counts["merges_beside_lost"] == TIMES_MAX == len(rests) + 1
-    assert transaction.reason == f"its records were merged {TIMES_MAX} times, each time in vain: a line was cut"
+    assert bench.group.counts["merges_beside_lost"] == MERGES_MAX == len(rests) + 1
+    assert transaction.reason == f"its records were merged {MERGES_MAX} times, each time in vain: a line was cut"
     bench.group.fold.settle(transaction.id)
     kafka.follow(now_ms)
     assert not bench.group.large.retries

@@ -17,6 +17,7 @@ from coordinator.tests.sim_run import GROUP, STREAMS, Run
 from coordinator.tests.sim_truncation import history_of
 from rollbridge_coordinator.commit import plan
 from rollbridge_coordinator.commit.plan import Beside, Round, is_large
+from rollbridge_coordinator.commit.waiting import why_waits
 from rollbridge_coordinator.core import effects as fx
 from rollbridge_coordinator.core import loop
 from rollbridge_coordinator.core.settings import LeaderSettings
@@ -109,7 +110,7 @@ class LargeRun(Run):
             and transaction.is_complete()
             and is_large(group, transaction)
             and HELD not in transaction.written_streams()
-            and plan.why_waits(group, transaction) is not None
+            and why_waits(group, transaction) is not None
             and not any(group.waits.faults.get(name) for name in transaction.begin.streams)
         )
 

@@ -20,8 +20,8 @@ from rollbridge_coordinator.commit.plan import (
     replaced_by,
     rolls_of,
     targets,
-    why_waits,
 )
+from rollbridge_coordinator.commit.waiting import why_waits
 from rollbridge_coordinator.core.settings import LeaderSettings
 from rollbridge_coordinator.core.waits import PendingRoll, Wait
 

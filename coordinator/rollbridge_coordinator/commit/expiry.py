@@ -18,8 +18,8 @@ from rollbridge.metadata.requests import AdminAnswer
 from rollbridge.stream.names import Partition, check_client_name
 from rollbridge_coordinator.commit.merge import begin_record
 from rollbridge_coordinator.commit.outcomes import log_end_after
-from rollbridge_coordinator.commit.plan import waiting
 from rollbridge_coordinator.commit.refusals import refuse_waiting
+from rollbridge_coordinator.commit.waiting import waiting
 from rollbridge_coordinator.core.effects import (
     AppendControl,
     CommitRound,

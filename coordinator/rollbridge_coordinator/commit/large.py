@@ -5,7 +5,7 @@ them: the appends of a dead leader are aborted when its transactional ids are ta
 them. It deletes them, and begins again.
 
 Refused content is set aside as in any other round (:mod:`rollbridge_coordinator.commit.refusals`). A merge that failed
-for another reason begins again: each time after a longer back-off, and :data:`TIMES_MAX` times at most.
+for another reason begins again: each time after a longer back-off, and :data:`MERGES_MAX` times at most.
 
 See :mod:`rollbridge_coordinator.commit.plan`.
 """
@@ -14,21 +14,23 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from rollbridge.base.effects import Steps
-from rollbridge.base.ids import SegmentId
+from rollbridge.base.ids import PREPARED_FIRST, SegmentId
 from rollbridge.buffer.state import BufferedTransaction
 from rollbridge.buffer.table import State
 from rollbridge.errors import CorruptDataError
 from rollbridge.metadata import paths
-from rollbridge.metadata.changes import Merging
+from rollbridge.metadata.changes import Merging, PreparedStream
 from rollbridge.metadata.records import CreateNode, DeleteNode, SetNode
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.names import StreamName
 from rollbridge_coordinator.commit.merge import items_of
-from rollbridge_coordinator.commit.plan import Targets, prepared_topics, segments_in_use, why_waits
+from rollbridge_coordinator.commit.plan import Targets, prepared_topics, segments_in_use
 from rollbridge_coordinator.commit.refusals import absorb, refuse
+from rollbridge_coordinator.commit.waiting import why_waits
 from rollbridge_coordinator.core.effects import (
     Closed,
     DeleteTopics,
@@ -41,7 +43,7 @@ from rollbridge_coordinator.core.effects import (
 )
 from rollbridge_coordinator.core.state import GroupState, Preparation
 from rollbridge_coordinator.core.stream_state import segment_topic_spec
-from rollbridge_coordinator.core.waits import MergeRetry, RetryAfter, StaleStateError
+from rollbridge_coordinator.core.waits import MERGES_MAX, MergeRetry, RetryAfter, StaleStateError
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +51,21 @@ REMOVE_EVERY_MS: Final = 1_000
 """Interval between removals of leftovers: brokers take some time to delete topics."""
 
 
-TIMES_MAX: Final = 20
-"""Failed merges after which a transaction is aborted; with their back-offs that takes a quarter of an hour at least."""
+def plan_preparation(
+    group: GroupState, transaction: BufferedTransaction, now_ms: int
+) -> tuple[Merging, list[StreamConfig]]:
+    """Return the segments into which a transaction is merged, and the streams with their new counts."""
+    streams: list[PreparedStream] = []
+    configs: list[StreamConfig] = []
+    for name, numbers in sorted(transaction.written_segments().items()):
+        stream = group.streams[name]
+        first = stream.history.next_prepared(stream.config.prepared)
+        epoch = stream.history.active.epoch
+        segments = {number: SegmentId.of(first + place, epoch) for place, number in enumerate(sorted(numbers))}
+        streams.append(PreparedStream(name, segments))
+        configs.append(replace(stream.config, prepared=first + len(numbers) - PREPARED_FIRST))
+    record = Merging(transaction.transaction_id, tuple(streams), now_ms, group.controller_epoch)
+    return record, configs
 
 
 def prepare(
@@ -122,7 +137,7 @@ def _begin_again(group: GroupState, transaction: BufferedTransaction, why: str, 
     group.counts["merges_beside_lost"] += 1
     last = group.large.retries.get(transaction.id)
     rest = RetryAfter.after(None if last is None else last.rest, now_ms)
-    if rest.times >= TIMES_MAX:
+    if rest.times >= MERGES_MAX:
         refuse(group, transaction, f"its records were merged {rest.times} times, each time in vain: {why}", now_ms)
         return
     group.large.retries[transaction.id] = MergeRetry(rest, why)
@@ -132,7 +147,7 @@ def _begin_again(group: GroupState, transaction: BufferedTransaction, why: str, 
         transaction.transaction_id,
         rest.length_ms / 1000,
         rest.times,
-        TIMES_MAX,
+        MERGES_MAX,
         why,
     )
 

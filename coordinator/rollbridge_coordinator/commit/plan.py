@@ -13,11 +13,11 @@ Tour of a commit, stop 5 of 8: see docs/tour.md.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
-from rollbridge.base.ids import PREPARED_FIRST, SegmentId
+from rollbridge.base.ids import SegmentId
 from rollbridge.buffer.state import BufferedTransaction
 from rollbridge.buffer.table import State
 from rollbridge.commitlog.commit_order import LineKey
@@ -28,11 +28,10 @@ from rollbridge.metadata.changes import (
     NUMBER_BYTES,
     CommittingTransactions,
     Merging,
-    PreparedStream,
     Roll,
 )
 from rollbridge.metadata.records import bytes_of_epoch
-from rollbridge.stream.conditions import StreamCondition, name_some
+from rollbridge.stream.conditions import StreamCondition
 from rollbridge.stream.config import RecordTimes, StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.names import Partition, StreamName
@@ -81,23 +80,6 @@ def is_large(group: GroupState, transaction: BufferedTransaction) -> bool:
     return 0 < sum(map(len, written.values())) <= SEGMENTS_PREPARED_MAX and not any(
         stream is None or stream.is_on_topic for stream in streams
     )
-
-
-def plan_preparation(
-    group: GroupState, transaction: BufferedTransaction, now_ms: int
-) -> tuple[Merging, list[StreamConfig]]:
-    """Return the segments into which a transaction is merged, and the streams with their new counts."""
-    streams: list[PreparedStream] = []
-    configs: list[StreamConfig] = []
-    for name, numbers in sorted(transaction.written_segments().items()):
-        stream = group.streams[name]
-        first = stream.history.next_prepared(stream.config.prepared)
-        epoch = stream.history.active.epoch
-        segments = {number: SegmentId.of(first + place, epoch) for place, number in enumerate(sorted(numbers))}
-        streams.append(PreparedStream(name, segments))
-        configs.append(replace(stream.config, prepared=first + len(numbers) - PREPARED_FIRST))
-    record = Merging(transaction.transaction_id, tuple(streams), now_ms, group.controller_epoch)
-    return record, configs
 
 
 def prepared_rolls(group: GroupState, transaction: BufferedTransaction, record: Merging) -> tuple[Roll, ...]:
@@ -535,65 +517,6 @@ def still_fitting(
 
 def _taken(history: EpochHistory, roll: Roll) -> set[int]:
     return {*(item.id.number for item in duplicates_of(history, roll)), *roll.prepared}
-
-
-def waiting(group: GroupState) -> Iterator[tuple[BufferedTransaction, str]]:
-    """Yield the transactions whose commits wait for something that may take long, with the reason, in their order.
-
-    Nothing of them is appended for good before that is over, so they may still be aborted.
-    """
-    held: dict[OrderKey, BufferedTransaction] = {}
-    for transaction in list(group.fold.decided.values()):
-        if transaction.state is not State.COMMITTING:
-            continue
-        line = line_of(transaction)
-        why = _own_wait(group, transaction) if transaction.is_complete() else UNREAD
-        if why is None and line in held:
-            why = f"transaction {held[line].transaction_id} of its connection"
-        if why is not None:
-            held.setdefault(line, transaction)
-            yield transaction, why
-    for transaction in group.fold.lines.held():
-        yield transaction, EARLIER
-
-
-EARLIER: Final = "earlier commits of its connection"
-UNREAD: Final = "frames that its commit names had not been read from the buffers"
-
-
-def why_waits(group: GroupState, wanted: BufferedTransaction) -> str | None:
-    """Return what a transaction waits for, to follow that verb; None if it does not."""
-    return next((why for transaction, why in waiting(group) if transaction is wanted), None)
-
-
-def _own_wait(group: GroupState, transaction: BufferedTransaction) -> str | None:
-    name = group.waits_for(transaction)
-    if name is not None:
-        return f"stream {name}, which is {'suspended' if group.is_suspended(name) else 'in an error state'}"
-    if merge_fault(group, transaction) is not None:
-        return None
-    large = is_large(group, transaction)
-    if group.waits.held_rolls:
-        rolls = transaction.written_streams() if large else rolls_of(group, transaction).keys()
-        held = group.waits.held_rolls.get(tuple(sorted(rolls))) if rolls else None
-        if held is not None:
-            why = name_some(held.wait.seen) or "further late commits"
-            return f"{why}, before a rolling commit of {', '.join(sorted(rolls))}"
-    if not large:
-        return None
-    retry = group.large.retries.get(transaction.id)
-    again = "" if retry is None else f", which begins again (time {retry.rest.times + 1}): {retry.why}"
-    preparation = group.large.preparations.get(transaction.id)
-    if preparation is not None:
-        if preparation.offsets is not None:
-            return None
-        return f"the background merge of its records, which takes a while for so many{again}"
-    if retry is not None and not retry.is_due:
-        return f"the merge of its records{again}"
-    if len(group.large.preparations) >= group.settings.merges_beside_max:
-        others = ", ".join(str(item.record.transaction) for item in group.large.preparations.values())
-        return f"one of the places for merges of large transactions, which are taken by {others}"
-    return None
 
 
 def _is_alone(group: GroupState, transaction: BufferedTransaction) -> bool:

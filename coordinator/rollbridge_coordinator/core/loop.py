@@ -24,7 +24,7 @@ from rollbridge_coordinator.commit.expiry import (
     record_long,
     remove_records,
 )
-from rollbridge_coordinator.commit.large import follow_preparations, prepare, remove_leftovers
+from rollbridge_coordinator.commit.large import follow_preparations, plan_preparation, prepare, remove_leftovers
 from rollbridge_coordinator.commit.merge import merge_direct
 from rollbridge_coordinator.commit.outcomes import EXPIRY, forget_expired
 from rollbridge_coordinator.commit.plan import (
@@ -35,7 +35,6 @@ from rollbridge_coordinator.commit.plan import (
     Refusal,
     RollingRound,
     ends_linger,
-    plan_preparation,
     plan_round,
     prepared_rolls,
 )

@@ -36,8 +36,8 @@ from rollbridge.metadata.records import CreateNode, DeleteNode
 from rollbridge.metadata.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRequest, RequestKind, Story, refusing
 from rollbridge.stream.config import StreamConfig
 from rollbridge_coordinator.commit.outcome_store import Absence, OutcomeStore
-from rollbridge_coordinator.commit.plan import why_waits
 from rollbridge_coordinator.commit.roll import end_linger
+from rollbridge_coordinator.commit.waiting import why_waits
 from rollbridge_coordinator.core.effects import EffectRefusedError, EndOffsets, Write, read_children, read_node
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.core.stream_state import LedStream

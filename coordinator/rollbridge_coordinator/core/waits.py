@@ -26,7 +26,6 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final, Self
 
 from rollbridge.buffer.state import BufferedTransaction
@@ -36,7 +35,6 @@ from rollbridge.metadata.changes import (
     UNLED,
     WATCHED,
     CommittingTransactions,
-    EpochTransition,
     StreamChange,
     StreamFault,
 )
@@ -158,6 +156,10 @@ class BlockedStreams:
             self.news.append(f"stream {stream} is not suspended any more")
         self._suspended.discard(stream)
         self._present.pop(stream, None)
+
+    def retry_ms(self, stream: str) -> int:
+        """Return the end of the back-off of a stream; 0 if it has none."""
+        return self._rests[stream].until_ms if stream in self._rests else 0
 
     def due(self, now_ms: int) -> list[str]:
         """Return the streams to retry."""
@@ -395,13 +397,6 @@ class LateCommits:
 # Waits
 
 
-class ChangeKind(StrEnum):
-    """Kind of a change of streams."""
-
-    SCALE = "scale"
-    ROLLING_COMMIT = "rolling-commit"
-
-
 @dataclass(frozen=True, slots=True)
 class WaitingRequest:
     """Request whose answer waits until everything that was in the buffers has been folded."""
@@ -458,6 +453,10 @@ class PendingChange:
     refused: str = ""
 
 
+MERGES_MAX: Final = 20
+"""Failed merges after which a transaction is aborted; with their back-offs that takes a quarter of an hour at least."""
+
+
 @dataclass(slots=True)
 class MergeRetry:
     """Large transaction whose background merge failed; it holds no id until it begins again.
@@ -471,24 +470,6 @@ class MergeRetry:
     rest: RetryAfter
     why: str
     is_due: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class WaitingChange:
-    """A scale or rolling commit that waits for native transactions of others, or for missing leaders.
-
-    Attributes:
-        streams: Its streams; none of a request to scale that has not begun.
-        since_ms: Begin of the wait; 0 if it has not begun to look for what it waits for.
-        is_half_done: True if its streams take no transactions meanwhile.
-        waits_for: What it waits for, sorted.
-    """
-
-    kind: ChangeKind
-    streams: tuple[str, ...]
-    since_ms: int
-    is_half_done: bool
-    waits_for: tuple[str, ...]
 
 
 @dataclass(slots=True)
@@ -524,28 +505,6 @@ class Waits:
     unanswered: set[str] = field(default_factory=set)
     scaling: tuple[ScalingWait, ...] | None = None
     has_scaling_node: bool = False
-
-    def changes(self) -> list[WaitingChange]:
-        """Return the scales and rolling commits that wait, in no order."""
-        found = [
-            WaitingChange(ChangeKind.SCALE, (), wait.since_ms, False, _named(wait.lasting))
-            for wait in self.held.values()
-        ]
-        for streams, roll in self.held_rolls.items():
-            wait = roll.wait
-            if wait.seen:  # the others gather, for a moment
-                found.append(
-                    WaitingChange(ChangeKind.ROLLING_COMMIT, streams, wait.since_ms, False, _named(wait.lasting))
-                )
-        for item in self.pending_changes.values():
-            kind = ChangeKind.SCALE if isinstance(item.work, EpochTransition) else ChangeKind.ROLLING_COMMIT
-            reasons = (item.refused,) if item.refused else _named(item.wait.lasting)
-            found.append(WaitingChange(kind, tuple(item.work.streams), item.wait.since_ms, True, reasons))
-        return found
-
-
-def _named(obstacles: Collection[object]) -> tuple[str, ...]:
-    return tuple(sorted(map(str, obstacles)))
 
 
 # Takeovers

@@ -19,6 +19,7 @@ from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory, TruncatedHistory
 from rollbridge.stream.names import Partition
 from rollbridge.stream.picture import DrawnLoad
+from rollbridge_coordinator.commit.waiting import CAUSES, WaitCause
 from rollbridge_coordinator.core.metrics import PastRound
 from rollbridge_coordinator.page.overview import (
     LISTED_MAX,
@@ -116,7 +117,7 @@ def glance_document(overview: Overview | None) -> Document:
         "least_lease_left_ms": None if live.deadline_ms is None else live.deadline_ms - live.at_ms,
         "lag_messages": live.lag,
         "lag_ms": live.lag_ms,
-        "waiting_changes": len(live.waits),
+        "waiting_changes": live.waiting_changes,
         **rates_document(overview.minute),
     }
 
@@ -351,14 +352,19 @@ def led_group_document(lead: LeadView, overview: Overview, earlier: LiveGroup | 
         "rounds": [round_document(item) for item in reversed(live.rounds)],
         "waiting": [
             {
+                "cause": item.cause,
                 "kind": item.kind,
+                "name": item.name,
                 "streams": list(item.streams[:NAMED_MAX]),
-                "since_ms": item.since_ms,
-                "half_done": item.is_half_done,
-                "waits_for": list(item.waits_for[:NAMED_MAX]),
+                "since_ms": item.since_ms or None,
+                "retry_ms": item.retry_ms or None,
+                "half_done": item.cause is WaitCause.HALF_DONE,
+                "waits_for": list(item.reasons[:NAMED_MAX]),
+                "bound": CAUSES[item.cause].bound,
             }
             for item in live.waits
         ],
+        "waiting_not_listed": live.waits_count - len(live.waits),
         "foreign": stranger_document(live.foreign, live.stranger),
     }
 
@@ -406,6 +412,7 @@ def other_group_document(
         "streams_not_listed": streams_count - len(streams),
         "rounds": [],
         "waiting": [],
+        "waiting_not_listed": 0,
         "foreign": None,
     }
 

@@ -23,9 +23,9 @@ from rollbridge.metadata.changes import StreamFault
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.names import Partition
+from rollbridge_coordinator.commit.waiting import WaitRow, waits_of
 from rollbridge_coordinator.core.metrics import SURVEYED_PER_S, LeaderView, PastRound, lag_of
 from rollbridge_coordinator.core.state import GroupState
-from rollbridge_coordinator.core.waits import WaitingChange
 
 LISTED_MAX: Final = 100
 """Transactions in each of the two lists."""
@@ -147,7 +147,9 @@ class LiveGroup:
         streams: Its streams, or a selection.
         streams_count: Number of its streams.
         faults_count: Number in an error state.
-        waits: Changes that wait.
+        waits: What waits, the longest wait first, or the first of it.
+        waits_count: Number of all that waits.
+        waiting_changes: Number of scales and rolling commits among it that wait for others than clients.
         lag: Messages of all buffers that are not folded yet.
         lag_ms: Longest time that the leader has been behind one of them.
         foreign: Messages of buffers that were no frames, in this term.
@@ -167,7 +169,9 @@ class LiveGroup:
     streams_count: int
     faults_count: int
     rounds: tuple[PastRound, ...]
-    waits: tuple[WaitingChange, ...]
+    waits: tuple[WaitRow, ...]
+    waits_count: int
+    waiting_changes: int
     lag: int
     lag_ms: int = 0
     foreign: int = 0
@@ -190,6 +194,7 @@ def live_group(group: GroupState, view: LeaderView, known: LiveGroup | None) -> 
         for partition in group.partitions()
     }
     streams = [_live_stream(group, view, name, lags) for name in _chosen(group, view)]
+    waits = waits_of(group)
     return LiveGroup(
         name=str(group.name),
         controller_epoch=group.controller_epoch,
@@ -204,7 +209,9 @@ def live_group(group: GroupState, view: LeaderView, known: LiveGroup | None) -> 
         streams_count=len(group.streams),
         faults_count=len(group.waits.faults),
         rounds=tuple(group.metrics.rounds),
-        waits=tuple(sorted(group.waits.changes(), key=attrgetter("since_ms"))[:LISTED_MAX]),
+        waits=tuple(waits[:LISTED_MAX]),
+        waits_count=len(waits),
+        waiting_changes=sum(row.is_change for row in waits),
         lag=sum(messages for messages, _ in lags.values()),
         lag_ms=max((late_ms for _, late_ms in lags.values()), default=0),
         foreign=group.fold.rejected[Rejection.FOREIGN],

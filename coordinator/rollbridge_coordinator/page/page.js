@@ -265,8 +265,9 @@ function showGroup(found) {
   }
   fill("waiting", found.waiting.map((item, index) => ({
     key: `${index}`, data: item,
-    cells: [item.kind, words(item.streams.join(", ") || "–"), n(time(found.now_ms - item.since_ms)),
-      item.half_done ? "yes" : "no", words(item.waits_for.join("; ") || "–")],
+    cells: [item.kind, words([item.name, ...item.streams.filter((name) => name !== item.name)].filter(Boolean).join(", ") || "–"),
+      item.cause, n(item.since_ms ? time(found.now_ms - item.since_ms) : "–"), words(item.waits_for.join("; ") || "–"),
+      words(item.bound)],
   })));
   by("waiting-title").hidden = found.waiting.length === 0;
   const stray = found.foreign;
