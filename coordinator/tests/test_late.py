@@ -58,6 +58,20 @@ def test_a_new_leader_takes_up_what_was_sealed_lately_and_the_last() -> None:
     assert watch.due(20 * WATCH_MS) == [("s/c", S0), ("s/a", S0), ("s/b", S0)]
 
 
+def test_what_was_sealed_before_a_stream_was_suspended_is_taken_up_after_it_however_long_that_took() -> None:
+    watch = LateWatch(WATCH_MS)
+    history = sealed_at(5, created_ms=0)
+    latest = history.plan_scale([1], even_ranges(1), 30 * WATCH_MS)
+    history = history.with_records(replace(latest, sealed_ends={next(iter(history.active.segment_ids)): 7}))
+    watch.defer("s/a", WATCH_MS)  # a change of that time
+    watch.defer("s/a", 20 * WATCH_MS)
+    watch.take_up("s/a", history, 30 * WATCH_MS)
+    assert [segment.epoch for _, segment in watch.due(30 * WATCH_MS)] == [0, 1]
+    others = LateWatch(WATCH_MS)
+    others.take_up("s/a", history, 30 * WATCH_MS)
+    assert [segment.epoch for _, segment in others.due(30 * WATCH_MS)] == [1], "it is that long ago"
+
+
 @pytest.mark.parametrize(("then", "taken"), [(50, [1, 2, 3]), (44, [3])])
 def test_what_was_sealed_behind_something_is_no_older_whatever_a_clock_that_is_behind_has_stamped(
     then: int, taken: list[int]

@@ -92,8 +92,8 @@ def hold_policy(bench: Bench) -> None:
 WAITS: Mapping[str, tuple[Callable[[Bench], None], WaitCause, WaitKind, int, int, str]] = {
     "scale": (hold_scale, WaitCause.OBSTACLES, WaitKind.SCALE, 2_000, 2_200, str(AWAY)),
     "roll": (hold_roll, WaitCause.OBSTACLES, WaitKind.ROLLING_COMMIT, 2_000, 2_200, str(AWAY)),
-    "half done": (put_off_roll, WaitCause.HALF_DONE, WaitKind.ROLLING_COMMIT, 2_000, 2_200, str(AWAY)),
-    "refused": (refuse_change, WaitCause.HALF_DONE, WaitKind.ROLLING_COMMIT, 2_000, 2_200, "no permission"),
+    "half done": (put_off_roll, WaitCause.HALF_DONE, WaitKind.ROLLING_COMMIT, 1_000, 2_200, str(AWAY)),
+    "refused": (refuse_change, WaitCause.HALF_DONE, WaitKind.ROLLING_COMMIT, 1_000, 2_200, "no permission"),
     "gathering": (gather, WaitCause.LATE_COMMITS, WaitKind.ROLLING_COMMIT, 2_000, 2_050, ""),
     "lingering": (linger, WaitCause.LATE_COMMITS, WaitKind.ROLLING_COMMIT, 2_000, 2_100, ""),
     "error state": (refuse_stream, WaitCause.ERROR_STATE, WaitKind.STREAM, 1_500, 4_000, DENIED.reason),

@@ -164,7 +164,10 @@ def _changes(group: GroupState) -> Iterator[WaitRow]:
         kind = WaitKind.SCALE if isinstance(item.work, EpochTransition) else WaitKind.ROLLING_COMMIT
         wait = item.wait
         reasons = (item.refused,) if item.refused else _texts(wait.lasting)
-        yield WaitRow(WaitCause.HALF_DONE, kind, "", tuple(item.work.streams), wait.since_ms, wait.due_ms, reasons)
+        # Its own age: the wait begins again with each leader.
+        yield WaitRow(
+            WaitCause.HALF_DONE, kind, "", tuple(item.work.streams), item.work.created_ms, wait.due_ms, reasons
+        )
     open_for = waits.lingering
     if open_for is not None:
         streams = tuple(open_for.committing.streams)

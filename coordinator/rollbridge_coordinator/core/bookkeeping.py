@@ -231,6 +231,7 @@ class LateWatch:
     watch_ms: int
     known: dict[str, int] = field(default_factory=dict)
     _courses: dict[Watched, _Course] = field(default_factory=dict)
+    _deferred_ms: dict[str, int] = field(default_factory=dict)
 
     def take_up(self, stream: str, history: EpochHistory, now_ms: int, earliest_ms: int | None = None) -> None:
         """Watch the segments that ended with epochs made since the last time.
@@ -240,6 +241,7 @@ class LateWatch:
         lowest of the times that the clocks show; None: ``now_ms``.
         """
         judged_ms = now_ms if earliest_ms is None else earliest_ms
+        judged_ms = min(judged_ms, self._deferred_ms.pop(stream, judged_ms))
         since = self.known.get(stream)
         if since == history.active.epoch:
             return
@@ -255,6 +257,10 @@ class LateWatch:
                 course = _Course(now_ms, now_ms + self.watch_ms, FIRST_MS // 2)
                 self._courses.setdefault((stream, segment), course)
         self.known[stream] = history.active.epoch
+
+    def defer(self, stream: str, since_ms: int) -> None:
+        """Note that a stream cannot be taken up: what was recent when that began has to be watched afterwards."""
+        self._deferred_ms[stream] = min(since_ms, self._deferred_ms.get(stream, since_ms))
 
     def due(self, now_ms: int) -> Sequence[Watched]:
         """Return the segments to check now, the longest overdue first."""

@@ -50,8 +50,11 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
     """Read behind the ends of recently sealed segments, and forward the records there."""
     earliest_ms = 0 if group.times.differ else group.times.earliest(now_ms)
     for name, stream in group.streams.items():
-        if group.is_suspended(name):
-            continue  # the ends of some of its segments are not known yet
+        change = group.suspended_on(name)
+        if change is not None:
+            # The ends of some of its segments are not known yet. It may take hours, and leaders may come and go.
+            group.watch.defer(name, min(earliest_ms, change.work.created_ms))
+            continue
         group.watch.take_up(name, stream.history, now_ms, earliest_ms)
     due = group.watch.due(now_ms)
     if not due:

@@ -485,7 +485,7 @@ def _show(group: GroupState, item: PendingChange, now_ms: int) -> Steps[None]:
     topic = min((one.topic for one in item.wait.lasting), default="")
     for name in item.work.streams:
         if name in group.streams:
-            fault = StreamFault(_why(item), SUSPENDED, topic, item.wait.since_ms or now_ms)
+            fault = StreamFault(_why(item), SUSPENDED, topic, item.work.created_ms or now_ms)
             group.waits.faults.suspend(name, fault)
             yield from show_fault(group, name, fault)
 
