@@ -374,6 +374,21 @@ def test_a_deletion_that_has_begun_is_not_called_withdrawn(metadata: Metadata) -
     taker.join(20)
 
 
+@pytest.mark.usefixtures("withdrawn")
+def test_a_scale_that_may_have_aborted_native_transactions_is_not_called_undone(metadata: Metadata) -> None:
+    """Its leader aborts them before it takes the request."""
+    metadata.ensure_group(GROUP, 5)
+    put_stream(metadata, ORDERS, EpochHistory.create(even_ranges(1), 1))
+    scale = AdminRequest(kind=RequestKind.SCALE_STREAM, stream=str(ORDERS), created_ms=1, abort_foreign=True)
+    with pytest.raises(CoordinatorUnavailableError, match="nothing was done"):
+        metadata.ask(GROUP, scale, 0.2)
+    metadata.session.create(paths.leader(GROUP), b"busy", ephemeral=True, parents=True)
+    with pytest.raises(UnknownWriteError, match="may still be carried out"):
+        metadata.ask(GROUP, scale, 0.2)
+    with pytest.raises(CoordinatorUnavailableError, match="nothing was done"):
+        metadata.ask(GROUP, replace(scale, abort_foreign=False), 0.2)
+
+
 @pytest.mark.parametrize("look_s", [0.2, 10 * PATIENCE_S], ids=["looks", "is-woken"])
 def test_whoever_waits_for_an_answer_is_told_when_the_session_is_closed(
     metadata: Metadata, monkeypatch: pytest.MonkeyPatch, look_s: float

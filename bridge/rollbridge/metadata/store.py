@@ -57,7 +57,7 @@ from rollbridge.stream.names import GroupName, StreamName, check_adoptable
 from rollbridge.stream.scaling import ScalingWaits
 
 logger = logging.getLogger(__name__)
-NOBODY: Final = "no coordinator is running (start one with `rollbridge coordinator`)"
+NOBODY: Final = "no coordinator is running, or none that reaches Kafka (start one with `rollbridge coordinator`)"
 T = TypeVar("T")
 
 _TELL_S: Final = 2.0
@@ -655,11 +655,13 @@ class Metadata:
             case (
                 RequestKind.CREATE_STREAM
                 | RequestKind.ADOPT_TOPIC
-                | RequestKind.SCALE_STREAM
                 | RequestKind.DELETE_STREAM
                 | RequestKind.RELEASE_TOPIC
             ):
                 return False  # all take the node away with the first thing that they write
+            case RequestKind.SCALE_STREAM:
+                # So does this, but native transactions of others are aborted before.
+                return request.abort_foreign and self.leader(group) is not None
             case RequestKind.TRUNCATE_STREAM | RequestKind.UPDATE_STREAM | RequestKind.UPDATE_GROUP:
                 return self.leader(group) is not None  # no harm is done by asking again
             case RequestKind.LOOK_UP | RequestKind.DESCRIBE | RequestKind.FENCE:

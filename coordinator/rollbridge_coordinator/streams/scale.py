@@ -172,8 +172,12 @@ def _is_held(group: GroupState, places: list[Partition], name: str, request: Adm
             f"stream {request.stream} cannot be scaled: {why}; nothing was changed"
             if why
             else f"stream {request.stream} cannot be scaled: what is to be sealed has waited for "
-            f"{group.settings.scale_wait_ms / 1000:g} s for {name_some(wait.lasting)}. Native transactions can be "
-            "aborted (--abort-foreign, abort_foreign=True); nothing was changed"
+            f"{group.settings.scale_wait_ms / 1000:g} s for {name_some(wait.lasting)}. "
+            + (
+                "Native transactions were aborted meanwhile, and others were begun; the stream was not changed"
+                if request.abort_foreign
+                else "Native transactions can be aborted (--abort-foreign, abort_foreign=True); nothing was changed"
+            )
         )
     group.waits.held[name] = tell(group, f"the scale of {request.stream}", wait, now_ms)
     return True
