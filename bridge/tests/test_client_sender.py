@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from rollbridge.client.sender import FrameSender
+from rollbridge.client.sender import FrameBatch, FrameSender
 from rollbridge.errors import BackpressureError
 
 NOWHERE = "127.0.0.1:1"
@@ -63,3 +64,34 @@ def test_while_another_thread_holds_the_lock_it_is_told(sender: FrameSender, val
         break
     with sender.lock:
         assert sender._unsettled() == 1
+
+
+def test_closing_waits_for_callbacks_and_for_what_they_send(sender: FrameSender) -> None:
+    sent_after: list[bool] = []
+
+    def deliver(_fault: object) -> None:
+        while not sender._is_awaited:
+            time.sleep(0.001)
+        sender.send_soon("topic", 0, b"key", b"value", lambda _: None)
+        sent_after.append(sender._stopping)
+
+    batch = FrameBatch(0.0)
+    batch.delivered.append(deliver)
+    with sender.lock:
+        sender._settle(batch)
+        sender.wake()
+    assert sender.stop(0.5) == 1, "there is no broker"
+    assert sent_after == [False]
+
+
+def test_a_callback_that_would_send_after_the_end_is_no_defect(sender: FrameSender) -> None:
+    batch, called = FrameBatch(0.0), []
+
+    def deliver(_fault: object) -> None:
+        called.append(True)
+        sender.send_soon("topic", 0, b"key", b"value", lambda _: None)
+
+    batch.delivered.append(deliver)
+    sender._stopping = True
+    sender._tell(batch)
+    assert called

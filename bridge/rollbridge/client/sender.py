@@ -392,7 +392,9 @@ class FrameSender(Sender[FrameBatch]):
         for delivered in batch.delivered:
             try:
                 delivered(fault)
-            except Exception:  # all other transactions depend on this thread
+            except Exception as failed:  # all other transactions depend on this thread
+                if self._stopping and isinstance(failed, InvalidRequestError):
+                    continue  # nothing is sent any more; leases end what is open
                 log_defect(logger, "delivery.failed: continuing")
         if self._waiters:
             with self.lock:

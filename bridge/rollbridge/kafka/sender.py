@@ -103,7 +103,9 @@ class Sender(BatchOwner[P]):
         self._asking: BackgroundCall[None] = BackgroundCall(f"{name}-reach")
         """Reaches brokers and gets producer ids: while one broker is silent, the others are served."""
         self._settled: deque[P] = deque()
-        """Settled batches whose callbacks are pending."""
+        """Settled batches whose callbacks are pending, or under way."""
+        self._is_awaited = False
+        """True once :meth:`stop` waits for them."""
         self._is_forgotten = False
         """True if brokers do not know the producer id any more, in no epoch."""
         self._checked_at = 0.0
@@ -188,7 +190,9 @@ class Sender(BatchOwner[P]):
             self._cut(float("inf"))
             self._dispatch.pump()
             self.wake()
-            self._progress.wait_for(lambda: not self._unsettled(), deadline.left())
+            # Callbacks, too: they may send what ends a transaction.
+            self._is_awaited = True
+            self._progress.wait_for(lambda: not self._unsettled() and not self._settled, deadline.left())
             left = self._unsettled()
             self._stopping = True
             self._progress.notify_all()
@@ -337,7 +341,13 @@ class Sender(BatchOwner[P]):
         """Notify all that wait for the batches settled meanwhile; called without the lock."""
         settled = self._settled
         while settled:
-            self._tell(settled.popleft())
+            try:
+                self._tell(settled[0])
+            finally:
+                settled.popleft()
+        if self._is_awaited:
+            with self.lock:
+                self._progress.notify_all()
 
     def _wait(self) -> set[int]:
         """Wait until there is something to do; return the connections that are readable."""
