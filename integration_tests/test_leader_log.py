@@ -35,13 +35,13 @@ def test_each_change_of_state_has_a_line(
         until(lambda: any(record.id == aborted.id for record in b.admin.transactions()))
         b.admin.abort_transaction(aborted.id, reason="it was in the way")
         log = tmp_path / "one.log"
-        refused = f"transaction {aborted.id} open -> aborting (abort: it was in the way), round "
+        refused = f"txn={aborted.id} controller_epoch=1: open -> aborting (abort: it was in the way), round "
         until(lambda: refused in log.read_text())
-        ordinary = f"transaction {committed.id} open -> committing (commit: a frame of {stream}), round "
+        ordinary = f"txn={committed.id} controller_epoch=1: open -> committing (commit: a frame of {stream}), round "
         if level == "DEBUG":
-            ended = f"controller_epoch=1: transaction {committed.id} committing -> committed (merged), round 1"
+            ended = f"txn={committed.id} controller_epoch=1: committing -> committed (merged), round 1"
             until(lambda: ended in log.read_text())
-            assert f"transaction {committed.id} unknown -> open (begin: client teller, " in log.read_text()
+            assert f"txn={committed.id} controller_epoch=1: unknown -> open (begin: client teller, " in log.read_text()
             assert ordinary in log.read_text()
         else:
             assert ordinary not in log.read_text()

@@ -24,6 +24,7 @@ from rollbridge.base.logs import (
     JsonFormatter,
     Limiter,
     LogOutput,
+    event_text,
     handler_of,
     limited_child,
     log_defect,
@@ -162,7 +163,7 @@ def test_warnings_and_the_ends_of_threads_are_lines(
     finally:
         logging.captureWarnings(False)
     told = [item.getMessage() for item in caplog.records]
-    assert told[0] == "defect: thread.ended thread='worker'"
+    assert told[0] == "defect: thread.ended thread=worker"
     assert caplog.records[0].exc_info is not None
     assert "an old friend" in told[1]
 
@@ -287,3 +288,24 @@ def test_no_end_of_causes_takes_no_end_of_memory() -> None:
     for number in range(5_000):
         assert said(limiter, f"topic t-{number} is away") is not None
     assert len(limiter._causes) <= 1_000
+
+
+@pytest.mark.parametrize(
+    ("message", "args", "text"),
+    [
+        ("a.b id=%s n=%d", ("x", 7), "a.b id=x n=7"),
+        ("a.b id=%s", ("evil code=NONE",), 'a.b id="evil code=NONE"'),
+        ('a.b reason="%s"', ("plain",), "a.b reason=plain"),
+        ('a.b reason="%s" n=%d', ('say "no"\nERROR', 7), r'a.b reason="say \"no\"\nERROR" n=7'),
+        ("a.b action=%r", ("do it",), 'a.b action="do it"'),
+        ("a.b id=%s: it is %s (%d%%)", ("x:", "a b", 7), 'a.b id="x:": it is a b (7%)'),
+        ("a.b id=%s", ("",), 'a.b id=""'),
+        ("a.b at=%s:%d", ("h", 9), "a.b at=h:9"),
+        ("a.b took_s=%.1f done=100%%", (1.25,), "a.b took_s=1.2 done=100%"),
+        ("no arguments: 100%", (), "no arguments: 100%"),
+        ("%s said", ("a b",), "a b said"),
+        ("%s said n=%s", (("a",), (1, 2)), "('a',) said n=\"(1, 2)\""),
+    ],
+)
+def test_a_value_that_is_not_one_plain_word_is_quoted(message: str, args: tuple[object, ...], text: str) -> None:
+    assert event_text(message, args) == text

@@ -19,10 +19,11 @@ import uvloop
 
 from rollbridge.base.logs import is_json, log_defect, set_up_service_log
 from rollbridge.base.metrics import Sample
+from rollbridge.base.options import unknown_variables
 from rollbridge.base.text import printable
 from rollbridge.client.connection import Bridge, connect
 from rollbridge.config import CONFIG_VARIABLE, ClientOptions, load_settings
-from rollbridge.errors import RollbridgeError, UnavailableError
+from rollbridge.errors import ConfigError, RollbridgeError, UnavailableError
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metrics import ProcessSamples
 from rollbridge.observe.http_service import Endpoint, Probe
@@ -61,7 +62,7 @@ def run(settings: GatewaySettings, ready: Callable[[str], None] = lambda line: N
             name=name,
             security=settings.connection.zookeeper_security,
         )
-        for name in (settings.name, f"{settings.name}, lease")
+        for name in (settings.name, f"{settings.name}-lease")
     )
     gc.freeze()  # what was imported stays
     gc.set_threshold(*_GARBAGE)
@@ -248,6 +249,8 @@ def main(
             "zookeeper": zookeeper,
             "zookeeper_root": zookeeper_root,
         }
+        known = {str(option.envvar or f"{PREFIX}_{option.name}".upper()) for option in main.params}
+        ConfigError.raise_for(unknown_variables(os.environ, f"{PREFIX}_", known))
         file = os.environ.get(CONFIG_VARIABLE)
         connection = load_settings(flags, config_file=Path(file) if file else None)
         wanted = {key: value for key, value in given.items() if value is not None}

@@ -16,7 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import dataclass
+from functools import lru_cache
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from textwrap import indent
@@ -66,8 +68,53 @@ class LogOutput:
         )
 
 
+_PLACE: Final = re.compile(r'(=?)("?)%(?:%|[-#0 +]*\d*(?:\.\d+)?[a-zA-Z])("?)')
+_BARE: Final = re.compile(r'[^\s"=\\]+')
+
+
+@lru_cache(1_000)
+def _places(message: str) -> list[tuple[str, str]]:
+    """Return the parts of a message: a text, and the place of an argument behind it; the last has none."""
+    parts, end = [], 0
+    for found in _PLACE.finditer(message):
+        is_pair = bool(found[1]) and found[2] == found[3] and "%%" not in found[0]
+        place = found[0].strip('="') if is_pair else found[0]
+        parts.append((message[end : found.start()] + ("=" if is_pair else ""), f"={place}" if is_pair else place))
+        end = found.end()
+    return [*parts, (message[end:], "")]
+
+
+def event_text(message: str, args: object) -> str:
+    """Return the text of a line: a value of ``key=value`` that is not one plain word is quoted as JSON quotes it.
+
+    So a line can be taken apart, whatever strangers have put into its values.
+    """
+    if not isinstance(args, tuple) or not args:
+        return message % args if args else message
+    text, left = "", iter(args)
+    for before, place in _places(message):
+        text += before
+        if not place:
+            continue
+        if "%%" in place:
+            text += place.replace("%%", "%")
+        elif place.startswith("="):
+            value = place.removeprefix("=").replace("r", "s") % (next(left),)
+            text += (
+                value if _BARE.fullmatch(value) and not value.endswith(":") else json.dumps(value, ensure_ascii=False)
+            )
+        else:
+            text += place % (next(left),)
+    return text
+
+
 class TextFormatter(logging.Formatter):
     """One line for each message, whatever strangers have put into it; a traceback is indented, and looks like none."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = copy(record)
+        line.msg, line.args = event_text(str(record.msg), record.args), None
+        return super().format(line)
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(super().formatMessage(record))
@@ -94,7 +141,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname,
             "logger": record.name,
             "thread": record.threadName,
-            "message": record.getMessage(),
+            "message": event_text(str(record.msg), record.args),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
@@ -173,8 +220,7 @@ MARK: Final = "defect: "
 
 def log_defect(logger: logging.Logger, what: str, *args: object, fault: BaseException | None = None) -> None:
     """Log an error that the code does not foresee, with its stack: the present one, or ``fault``."""
-    said = what % args if args else what
-    logger.error("%s%s", MARK, said, exc_info=True if fault is None else fault, stacklevel=2)
+    logger.error("%s%s", MARK, event_text(what, args), exc_info=True if fault is None else fault, stacklevel=2)
 
 
 # Rate-limited logging: one line per cause, minute and client.
@@ -211,7 +257,7 @@ class Limiter(logging.Filter):
         """Return whether to pass a line; append the number of those left out before it."""
         if record.levelno < logging.INFO:
             return True
-        text = record.getMessage()
+        text = event_text(str(record.msg), record.args)
         cause = record.name, record.levelno, _FIGURES.sub("#", _HISTORY.sub("", text))
         now = self._clock()
         with self._lock:

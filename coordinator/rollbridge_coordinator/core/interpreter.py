@@ -347,6 +347,7 @@ class Interpreter:
             self._feed = None
             self._procedure = procedure
             began_s = perf_counter()
+            self.times.present = type(effect).__name__, began_s
             try:
                 under_way.reply(HANDLERS[type(effect)](self, effect))
             except Exception as fault:
@@ -362,6 +363,8 @@ class Interpreter:
                 if isinstance(effect, fx.ROUND):
                     self._empty_round()
                     self._merging_since_s = None
+            finally:
+                self.times.present = None
             self._note(effect, began_s, perf_counter(), is_refused=refused is not None)
             if self._hook is not None:
                 self._hook(procedure, effect, "after")

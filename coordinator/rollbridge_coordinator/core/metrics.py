@@ -182,8 +182,10 @@ class EffectTimes:
         spent: Number and seconds, by the name of the kind.
         merges: Seconds from the first append of a round of transactions to its commit.
         seals: Seconds of seals, waits for native transactions of others included.
+        present: The effect under way, and the time of ``perf_counter`` at which it began; None between effects.
     """
 
+    present: tuple[str, float] | None = None
     spent: dict[str, list[float]] = field(default_factory=dict)
     merges: Histogram = field(default_factory=lambda: Histogram(LATENCY_BOUNDS_S))
     seals: Histogram = field(default_factory=lambda: Histogram(SEAL_BOUNDS_S))

@@ -16,9 +16,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
+from time import perf_counter
 from typing import Final, Protocol
 
 from rollbridge.base.deadlines import wall_ms
+from rollbridge.base.ids import TransactionId
 from rollbridge.base.logs import log_defect
 from rollbridge.base.metrics import Sample
 from rollbridge.buffer.fold import BufferFold
@@ -230,6 +232,8 @@ class Leadership(threading.Thread):
         self._term_began = 0.0
         self.is_leading = False
         """True after the takeover, until the lead is given up."""
+        self._times = EffectTimes()
+        """Of the present term."""
 
     @property
     def is_ready(self) -> bool:
@@ -240,6 +244,11 @@ class Leadership(threading.Thread):
             return self._is_rival  # without standbys no takeover gets shorter than this one
         standby = self._standby
         return standby is not None and standby.is_warm
+
+    def waiting(self) -> tuple[str, float] | None:
+        """Return the effect under way, and for how many seconds; None if there is none. For any thread."""
+        present = self._times.present
+        return None if present is None else (present[0], perf_counter() - present[1])
 
     @property
     def given_up(self) -> int:
@@ -392,6 +401,7 @@ class Leadership(threading.Thread):
         since_ms = clock.now_ms()
         epoch, version = self._raise_epoch(clock, times)
         interpreter = Interpreter(self._settings, self._group, self._session, version, clock.now_ms, self._hook)
+        self._times = interpreter.times
         tail = Tail(self._settings.bootstrap_servers, self._settings.security)
         try:
             warm = None if standby is None else standby.take()
@@ -441,6 +451,7 @@ class Leadership(threading.Thread):
         finally:
             self._unknown_outcomes.end()
             # Let others begin first: closing takes long if the servers do not answer.
+            interpreter.times.present = None
             self._yield_lead()
             tail.close()
             interpreter.close()
@@ -512,7 +523,9 @@ class Leadership(threading.Thread):
             if interpreter.run(work(group, clock.now_ms(), requests=asked)):
                 requested.set()
             self._tell(group)
+            interpreter.times.present = type(kafka_probe).__name__, perf_counter()
             kafka_probe.beat()
+            interpreter.times.present = None
             self._report(group, reported)
             if self._metrics.is_wanted:
                 interpreter.run(measure_logs(group, clock.now_ms()))
@@ -582,7 +595,10 @@ class Leadership(threading.Thread):
         chronicle.is_tracing = logger.isEnabledFor(logging.DEBUG)
         for note in chronicle.take():
             level = logging.INFO if note.is_unusual else logging.DEBUG
-            logger.log(level, "txn.state group=%s controller_epoch=%d: %s", self._group, group.controller_epoch, note)
+            txn, epoch = TransactionId.from_bytes(note.transaction), group.controller_epoch
+            logger.log(
+                level, "txn.state group=%s txn=%s controller_epoch=%d: %s", self._group, txn, epoch, note.change()
+            )
         if chronicle.lost:
             logger.info("txn.state-omitted group=%s changes=%d", self._group, chronicle.lost)
             chronicle.lost = 0

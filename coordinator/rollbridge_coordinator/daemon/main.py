@@ -22,13 +22,13 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 from ipaddress import ip_address
-from typing import Final, NoReturn, TypeVar
+from typing import Final, NoReturn, Protocol, TypeVar
 
-from rollbridge.base.deadlines import Backoff, Deadline
+from rollbridge.base.deadlines import TELL_S, Backoff, Deadline
 from rollbridge.base.metrics import Sample
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError, UnavailableError, UnknownWriteError
 from rollbridge.kafka.topics import TopicAdmin
@@ -204,6 +204,8 @@ class Daemon:
             except StoppedWaitingError as ended:
                 logger.info("coordinator.stopped: %s", ended)
             finally:
+                led = sum(leadership.is_leading for leadership in self._leaderships.values())
+                logger.info("coordinator.stopping coordinator=%s groups_led=%d", self._settings.name, led)
                 for leadership in self._leaderships.values():
                     leadership.stop()
                 deadline = Deadline(END_S)
@@ -211,7 +213,9 @@ class Daemon:
                     leadership.join(deadline.left())
                 self._peer_watches.stop()
                 self._session.close()
-        return not any(leadership.is_alive() for leadership in self._leaderships.values())
+        is_ended = not any(leadership.is_alive() for leadership in self._leaderships.values())
+        logger.info("coordinator.stopped coordinator=%s handed_over=%s", self._settings.name, is_ended)
+        return is_ended
 
     def _arrive(self) -> None:
         """Reach ZooKeeper and Kafka, without a limit of its own, and check that they belong together."""
@@ -238,10 +242,13 @@ class Daemon:
         self._changed.set()
         self.is_serving = True
         logger.info("coordinator.ready coordinator=%s kafka=%s", self._settings.name, self._settings.bootstrap_servers)
+        told: dict[GroupName, float] = {}
         while not self._stopping.is_set():
-            self._changed.wait(None if self.is_fit else PROBE_S)
-            self._changed.clear()
-            if not self._stopping.is_set():
+            has_changed = self._changed.wait(PROBE_S)
+            tell_waits(self._leaderships, told)
+            if has_changed:
+                self._changed.clear()
+            if (has_changed or not self.is_fit) and not self._stopping.is_set():
                 self._look_for_kafka()
                 self._refresh()
 
@@ -493,6 +500,28 @@ def _wait(asked: int, stop: Callable[[], None], is_serving: Callable[[], bool]) 
     stop()
     threading.Event().wait(END_AT_LATEST_S)  # the main thread ends the process meanwhile
     leave(f"a server has delayed the stop of this coordinator for {END_AT_LATEST_S:g} s; it stops now")
+
+
+class WaitingLeader(Protocol):
+    """Leader or standby of a group."""
+
+    def waiting(self) -> tuple[str, float] | None:
+        """Return the effect under way, and for how many seconds."""
+
+
+def tell_waits(leaderships: Mapping[GroupName, WaitingLeader], told: dict[GroupName, float]) -> None:
+    """Log the groups whose leader waits for one effect: after 2 s, and each time that it has taken twice as long.
+
+    Args:
+        told: For each group, the seconds from which on it is due again.
+    """
+    for group, leadership in leaderships.items():
+        effect, waited_s = leadership.waiting() or ("", 0.0)
+        if waited_s < TELL_S:
+            told.pop(group, None)
+        elif waited_s >= told.get(group, TELL_S):
+            told[group] = 2 * waited_s
+            logger.info("leader.waiting group=%s effect=%s waited_s=%.0f", group, effect, waited_s)
 
 
 def leave(why: str = "") -> NoReturn:
