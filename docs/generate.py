@@ -210,7 +210,7 @@ def _row(kind: type, row: Option) -> tuple[str, ...]:
         "word" if row.choices else _TYPES.get(row.kind, "function" if "Callable" in row.kind else "text"),
         "needed" if row.needed else _shown(word if row.choices else row.default, row.key),
         _range(row),
-        text,
+        f"{text} Its former name is `{'`, `'.join(row.former)}`." if row.former else text,
     )
 
 

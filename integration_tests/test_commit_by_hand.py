@@ -177,7 +177,7 @@ def test_what_only_its_owner_can_commit_is_refused(site: Site, client: rollbridg
         shared = parent.share("series", "one")
         cooperative = shared.cooperative(ledger, series="job", number=0)
         cooperative.part().finish()
-        with pytest.raises(ConflictError, match="joint transactions"):
+        with pytest.raises(ConflictError, match="cooperative transactions"):
             client.commit_arrived(cooperative.id)
         assert shared.commit(cooperative.ticket, []).records == 0
         other.write(ledger, key=b"c", value=b"other")

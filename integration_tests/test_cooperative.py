@@ -1,4 +1,4 @@
-"""Joint transactions: processes that know only a number of a series write one, whatever becomes of some of them."""
+"""Cooperative transactions: processes that know only a number of a series write one, whatever some of them do."""
 
 from __future__ import annotations
 

@@ -124,7 +124,7 @@ def test_the_largest_record_that_a_stream_takes_is_written(client: rollbridge.Br
 
 
 def test_a_falling_transaction_id_is_refused_where_that_was_asked_for(client: rollbridge.Bridge, orders: str) -> None:
-    with pytest.warns(DeprecationWarning, match="rising_ids is called monotonic_ids now"):
+    with pytest.warns(FutureWarning, match="rising_ids is called monotonic_ids now"):
         strict = client.writer(orders, rising_ids=True)
     free = client.writer(orders)
     strict.write(b"k", b"1", transaction_id=7)

@@ -142,7 +142,7 @@ def __getattr__(name: str) -> object:
         value = globals()[name] = getattr(import_module(home), name)
         return value
     if name in _FORMER:
-        warnings.warn(f"rollbridge.{name} is called {_FORMER[name]} now", DeprecationWarning, stacklevel=2)
+        warnings.warn(f"rollbridge.{name} is called {_FORMER[name]} now", FutureWarning, stacklevel=2)
         return __getattr__(_FORMER[name])
     if not name.startswith("_") and find_spec(f"{__name__}.{name}") is not None:
         return import_module(f"{__name__}.{name}")

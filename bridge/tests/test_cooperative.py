@@ -1,4 +1,4 @@
-"""Who begins a joint transaction, who joins it, and what a later session makes of what an earlier one has left."""
+"""Who begins a cooperative transaction, who joins it, and what a later session makes of what an earlier one left."""
 
 from __future__ import annotations
 

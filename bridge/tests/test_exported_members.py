@@ -98,5 +98,5 @@ def test_whatever_writes_takes_the_same_arguments_in_the_same_order(writer: type
 @pytest.mark.parametrize("name", ["JointTicket", "JointTransaction"])
 def test_a_former_name_is_found_with_a_warning(name: str) -> None:
     present = name.replace("Joint", "Cooperative")
-    with pytest.warns(DeprecationWarning, match=f"rollbridge.{name} is called {present} now"):
+    with pytest.warns(FutureWarning, match=f"rollbridge.{name} is called {present} now"):
         assert getattr(rollbridge, name) is getattr(rollbridge, present)

@@ -12,6 +12,7 @@ import pytest
 
 from rollbridge.base.options import (
     Option,
+    by_present_names,
     faults_of,
     function,
     keys_of,
@@ -19,6 +20,7 @@ from rollbridge.base.options import (
     option,
     table_of,
     unknown,
+    unknown_variables,
     values_of,
     words,
 )
@@ -51,12 +53,29 @@ class Renamed:
     window_ms: int = option(200, low=0, former=("linger_ms",))
 
 
-def test_a_former_name_is_taken_with_a_warning() -> None:
+def test_a_former_name_is_taken_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     faults: list[str] = []
-    with pytest.warns(FutureWarning, match="linger_ms: is called window_ms now"):
-        assert values_of(Renamed, {"linger_ms": "7"}, faults) == {"window_ms": 7}
-    assert values_of(Renamed, {"window_ms": "8"}, faults) == {"window_ms": 8}
-    assert faults == []
+    assert by_present_names({"linger_ms": "7", "x": "1"}, "file", faults, Renamed) == {"window_ms": "7", "x": "1"}
+    assert "option.renamed former=linger_ms option=window_ms source=file" in caplog.text
+    caplog.clear()
+    assert by_present_names({"window_ms": "8"}, "file", faults, Renamed) == {"window_ms": "8"}
+    assert (faults, caplog.text) == ([], "")
+
+
+def test_an_option_that_is_given_by_both_names_is_refused() -> None:
+    faults: list[str] = []
+    by_present_names({"linger_ms": "7", "window_ms": "8"}, "environment", faults, Renamed)
+    assert faults == [
+        "linger_ms: is the former name of window_ms, and the environment gives both; give window_ms alone"
+    ]
+
+
+def test_unknown_variables_are_named_but_not_those_of_kubernetes() -> None:
+    given = {"X_WINDW_MS": "1", "X_WINDOW_MS": "2", "X_EMPTY": "", "Y_OTHER": "3", "X_SERVICE_HOST": "10.0.0.1"}
+    given |= {"X_PORT": "tcp://10.0.0.1:1", "X_PORT_1_TCP_ADDR": "10.0.0.1", "X_METRICS_SERVICE_PORT_HTTP": "1"}
+    assert list(unknown_variables(given, "X_", {"X_WINDOW_MS"})) == [
+        "X_WINDW_MS: is unknown; did you mean X_WINDOW_MS?"
+    ]
 
 
 def read(**given: Any) -> tuple[dict[str, Any], list[str]]:

@@ -47,7 +47,7 @@ def test_records_are_counted_by_stream_whoever_of_its_owners_wrote_them() -> Non
     ("arrived", "session", "why"),
     [
         (Arrived(100, 3), None, "3 records of it were written by other processes"),
-        (Arrived(100, 0), session_with(ID), "number 3 of the joint transactions 'job'"),
+        (Arrived(100, 0), session_with(ID), "number 3 of the cooperative transactions 'job'"),
     ],
 )
 def test_what_only_its_owner_knows_is_refused(arrived: Arrived, session: ClientSession | None, why: str) -> None:

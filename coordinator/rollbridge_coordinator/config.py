@@ -18,7 +18,17 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
 
-from rollbridge.base.options import MIB, faults_of, keys_of, option, unknown, values_of
+from rollbridge.base.options import (
+    MIB,
+    by_present_names,
+    faults_of,
+    keys_of,
+    option,
+    table_of,
+    unknown,
+    unknown_variables,
+    values_of,
+)
 from rollbridge.buffer.fold import BufferLimits
 from rollbridge.config import CONFIG_VARIABLE, load_settings
 from rollbridge.errors import ConfigError
@@ -192,13 +202,16 @@ def load_coordinator_settings(
     environ = os.environ if environ is None else environ
     given = {key: None if (value := flags.get(key)) is None else str(value) for key in _ADDRESSES}
     connection = load_settings(given)
-    values = _from_file(environ)
-    values |= {key: value for key in _KEYS if (value := environ.get(PREFIX + key.upper()))}
+    faults: list[str] = []
+    strange = list(unknown_variables(environ, PREFIX, {PREFIX + key.upper() for key in (*_KEYS, *_FORMER)}))
+    variables = {key: value for key in (*_KEYS, *_FORMER) if (value := environ.get(PREFIX + key.upper()))}
+    values = by_present_names(_from_file(environ), "file", faults, *_TABLES)
+    values |= by_present_names(variables, "environment", faults, *_TABLES)
     values |= {key: value for key, value in flags.items() if value is not None and key not in _ADDRESSES}
-    faults = list(unknown(values, _KEYS))
+    faults += unknown(values, _KEYS)
     values |= {key: getattr(connection, key) for key in _ADDRESSES}
     found = {kind: values_of(kind, values, faults) for kind in _TABLES}
-    ConfigError.raise_for(sorted(f"{_TABLE}.{fault}" for fault in faults))
+    ConfigError.raise_for(sorted([*(f"{_TABLE}.{fault}" for fault in faults), *strange]))
     return CoordinatorSettings(
         **found[CoordinatorSettings],
         security=connection.kafka,
@@ -214,6 +227,7 @@ def load_coordinator_settings(
 
 _TABLES: Final = (CoordinatorSettings, BufferLimits, LeaderSettings, SnapshotSettings, ScalingSettings)
 _KEYS: Final = keys_of(*_TABLES) - set(_ADDRESSES)
+_FORMER: Final = [name for kind in _TABLES for row in table_of(kind) for name in row.former]
 
 
 def _from_file(environ: Mapping[str, str]) -> dict[str, object]:

@@ -11,14 +11,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 import rollbridge_coordinator.__main__ as entry
 from rollbridge.errors import AuthenticationError, ConfigError, KafkaUnavailableError, UnavailableError
+from rollbridge.stream.names import GroupName
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core.interpreter import Hook
 from rollbridge_coordinator.daemon import main
-from rollbridge_coordinator.daemon.main import Arrival, StoppedWaitingError
+from rollbridge_coordinator.daemon.main import Arrival, StoppedWaitingError, tell_waits
 
 SPARE_COLLECTOR = entry.spare_collector
 ADDRESSES = ["--bootstrap-servers", "broker:9093", "--zookeeper", "zk:2181"]
@@ -332,3 +333,51 @@ def test_what_waiting_cannot_mend_ends_it_at_once(pauses: Pauses) -> None:
     with pytest.raises(AuthenticationError):
         waiting(pauses).until(KAFKA, refused)
     assert pauses.now_s == 1_000
+
+
+def run(environment: dict[str, str]) -> Result:
+    """Start the daemon that does nothing."""
+    return CliRunner().invoke(entry.main, ADDRESSES, env=environment)
+
+
+class Leading:
+    """A leader that waits."""
+
+    def __init__(self) -> None:
+        self.present: tuple[str, float] | None = None
+
+    def waiting(self) -> tuple[str, float] | None:
+        return self.present
+
+
+def test_a_leader_that_waits_for_one_effect_says_so_ever_less_often(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    leader, told, group = Leading(), dict[GroupName, float](), GroupName("sales")
+    for seconds in (0.5, 1.9, 2.0, 3.9, 4.0, 7.9, 8.0, 15.9, 16.0):
+        leader.present = ("CommitRound", seconds)
+        tell_waits({group: leader}, told)
+    lines = [item.getMessage().rpartition(" ")[2] for item in caplog.records]
+    assert lines == ["waited_s=2", "waited_s=4", "waited_s=8", "waited_s=16"]
+    leader.present = None
+    tell_waits({group: leader}, told)
+    assert told == {}, "the next one is told of after two seconds again"
+
+
+def test_an_option_of_the_file_gives_way_to_the_environment_by_whatever_name(
+    seen: list[CoordinatorSettings], tmp_path: Path
+) -> None:
+    file = tmp_path / "rollbridge.toml"
+    file.write_text("[coordinator]\nlate_commit_window_ms = 9\n")
+    environment = {"ROLLBRIDGE_CONFIG": str(file), "ROLLBRIDGE_COORDINATOR_LINGER_MS_MAX": "5"}
+    assert run(environment).exit_code == 0
+    assert seen[0].leader.late_commit_window_ms == 5
+    both = {**environment, "ROLLBRIDGE_COORDINATOR_LATE_COMMIT_WINDOW_MS": "7"}
+    assert "linger_ms_max: is the former name of late_commit_window_ms" in run(both).output
+
+
+def test_an_unknown_variable_is_refused_but_not_one_of_kubernetes(seen: list[CoordinatorSettings]) -> None:
+    assert run({"ROLLBRIDGE_COORDINATOR_SERVICE_HOST": "10.0.0.1"}).exit_code == 0
+    refused = run({"ROLLBRIDGE_COORDINATOR_ROUND_BYTS_MAX": "5"})
+    assert refused.exit_code == ConfigError.exit_code
+    assert "ROLLBRIDGE_COORDINATOR_ROUND_BYTS_MAX: is unknown; did you mean" in refused.output
+    assert len(seen) == 1

@@ -76,7 +76,7 @@ class DevCluster:
 
         Args:
             coordinator: ``environment`` and ``program`` of coordinators, as
-                :class:`~rollbridge_devcluster.nodes.CoordinatorProcess` takes them.
+                :class:`~rollbridge_devcluster.services.CoordinatorProcess` takes them.
 
         Raises:
             LocalEnvironmentError: Java or the jars are missing, a port is in use, a server does not start.

@@ -14,7 +14,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import processes
+from rollbridge_devcluster.state import Home
 
 
 class Reaper:
@@ -46,9 +48,16 @@ def await_orphaned() -> None:
 
 
 def end_home(directory: str) -> None:
-    """When orphaned, end the servers of a directory, and remove it."""
+    """When orphaned, end the servers of a directory, and remove it.
+
+    Raises:
+        LocalEnvironmentError: It is not the home of a cluster.
+    """
     await_orphaned()
-    home = Path(directory)
-    for found in processes.find(home).values():
+    home = Home(Path(directory))
+    for found in processes.find(home.path).values():
         processes.kill(found)
-    shutil.rmtree(home, ignore_errors=True)
+    is_ours = home.state_file.exists() or home.logs.is_dir()
+    if not is_ours and home.path.exists() and any(home.path.iterdir()):
+        raise LocalEnvironmentError(f"{directory} is not the home of a cluster; nothing was removed")
+    shutil.rmtree(home.path, ignore_errors=True)

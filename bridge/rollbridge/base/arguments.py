@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ctypes import ArgumentError
@@ -144,12 +145,32 @@ class CheckedParameter:
         )
 
 
+_PACKAGE: Final = __name__.partition(".")[0]
+
+
 def renamed(former: str, name: str, given: T | None, value: T) -> T:
-    """Return an argument that had another name in the last release, with a warning if it is given by that one."""
+    """Return an argument that had another name in the last release, with a warning if it is given by that one.
+
+    Raises:
+        TypeError: It is given by both names, and they differ.
+    """
     if given is None:
         return value
-    warnings.warn(f"{former} is called {name} now; the next release does not take it", DeprecationWarning, stacklevel=4)
+    if value and given != value:
+        raise TypeError(
+            f"{former} is the former name of {name}, and both are given; give {name} alone; nothing was done"
+        )
+    warn_renamed(former, name)
     return given
+
+
+def warn_renamed(former: str, name: str) -> None:
+    """Warn the caller of the package that it uses a name of the last release."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_back.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
+        frame, level = frame.f_back, level + 1
+    told = f"{former} is called {name} now; the next release does not take it"
+    warnings.warn(told, FutureWarning, stacklevel=level + 1)  # shown by default, in whatever module the call is
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:

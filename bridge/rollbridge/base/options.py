@@ -19,14 +19,17 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import math
-import warnings
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
 from typing import Any, Final
 
 from rollbridge.base.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -77,7 +80,7 @@ class Option:
     @property
     def keys(self) -> tuple[str, ...]:
         """The key, and its other names."""
-        return self.key, *self.aliases, *self.former
+        return self.key, *self.aliases
 
     @property
     def is_number(self) -> bool:
@@ -206,11 +209,7 @@ def values_of(settings: type, given: Mapping[str, Any], faults: list[str]) -> di
     """
     values: dict[str, Any] = {}
     for row in table_of(settings):
-        key = next((key for key in row.keys if given.get(key) is not None), None)
-        found = None if key is None else given[key]
-        if key in row.former:
-            told = f"{key}: is called {row.key} now; the next release does not take it"
-            warnings.warn(told, FutureWarning, stacklevel=2)
+        found = next((value for key in row.keys if (value := given.get(key)) is not None), None)
         if row.needed:
             values[row.name] = None
         if found is None:
@@ -221,6 +220,46 @@ def values_of(settings: type, given: Mapping[str, Any], faults: list[str]) -> di
         except _WRONG as fault:
             faults.append(row.named(fault))
     return values
+
+
+def by_present_names(given: Mapping[str, Any], source: str, faults: list[str], *settings: type) -> dict[str, Any]:
+    """Return what one source gives, with a name of the last release replaced, and a warning in the log.
+
+    Args:
+        given: The configuration by key.
+        source: Where it is from, for warnings and faults.
+        faults: Takes the options that are given by both names.
+        settings: All classes of settings that the source may give.
+    """
+    found = dict(given)
+    for row in (row for kind in settings for row in table_of(kind)):
+        for former in row.former:
+            if found.get(former) is None:
+                continue
+            value = found.pop(former)
+            if found.get(row.key) is not None:
+                faults.append(
+                    f"{former}: is the former name of {row.key}, and the {source} gives both; give {row.key} alone"
+                )
+                continue
+            found[row.key] = value
+            logger.warning(
+                "option.renamed former=%s option=%s source=%s: the next release does not take the former name",
+                former,
+                row.key,
+                source,
+            )
+    return found
+
+
+_OF_KUBERNETES: Final = re.compile(r"(?:^|_)(?:SERVICE_(?:HOST|PORT)|PORT)(?:_\w+)?$")
+"""Ends of the variables that Kubernetes sets in each container for each service, by its name."""
+
+
+def unknown_variables(environ: Mapping[str, str], prefix: str, known: Collection[str]) -> Iterator[str]:
+    """Yield the variables with a prefix that are not known, each with the likely correction; not Kubernetes' own."""
+    found = [name for name, value in environ.items() if value and name.startswith(prefix)]
+    return unknown((name for name in found if not _OF_KUBERNETES.search(name.removeprefix(prefix))), known)
 
 
 def unknown(given: Iterable[str], known: Collection[str], words: str = "is unknown") -> Iterator[str]:

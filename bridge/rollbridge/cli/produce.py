@@ -248,11 +248,11 @@ def tail(context: CliContext, stream_name: str, key: str | None, scope: str) -> 
 @click.option("--transaction-id", type=int, metavar="N", help="Number of your own that becomes part of the SN.")
 @click.option(
     "--monotonic-ids",
-    "--rising-ids",  # its name until 0.3
     "monotonic_ids",
     is_flag=True,
     help="Refuse a --transaction-id that is lower than the last one.",
 )
+@click.option("--rising-ids", is_flag=True, hidden=True, help="The former name of --monotonic-ids.")
 @click.option(
     "--header", "headers", type=values.header, multiple=True, metavar="NAME=VALUE", help="Header of the record."
 )
@@ -267,6 +267,7 @@ def cas(
     scope: str,
     transaction_id: int | None,
     monotonic_ids: bool,
+    rising_ids: bool,
     headers: tuple[tuple[str, bytes], ...],
     outcome: str | None,
 ) -> None:
@@ -275,6 +276,8 @@ def cas(
     Otherwise nothing is written, the exit code is 5, and the error names the actual SN. If the outcome is unknown, the
     exit code is 6, and the error holds the token to ask again with.
     """
+    if rising_ids:
+        click.echo("--rising-ids is called --monotonic-ids now; the next release does not take it", err=True)
     if outcome is not None:
         if value is not None or expected is not None:
             raise click.UsageError("--outcome asks about a write; it goes with neither VALUE nor --expected")
@@ -291,7 +294,7 @@ def cas(
         wanted = SN.parse(expected)
     except InvalidRequestError as fault:
         raise click.BadParameter(str(fault)) from None
-    with connected(context) as b, b.cas_writer(stream_name, monotonic_ids=monotonic_ids) as writer:
+    with connected(context) as b, b.cas_writer(stream_name, monotonic_ids=monotonic_ids or rising_ids) as writer:
         sn = writer.write(
             _bytes(key),
             _bytes(value),

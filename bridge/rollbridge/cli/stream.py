@@ -62,7 +62,7 @@ def retention_text(retention: Retention) -> str:
     """Describe a retention in a few words."""
     limits = []
     if retention.ms != FOREVER:
-        limits.append(f"records for {timedelta(milliseconds=retention.ms)}")
+        limits.append(f"records for {str(timedelta(milliseconds=retention.ms)).removesuffix(', 0:00:00')}")
     if retention.bytes != FOREVER:
         limits.append(f"{retention.bytes:,} bytes")
     text = " or ".join(limits) if limits else "all records"

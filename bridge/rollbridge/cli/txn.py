@@ -259,8 +259,8 @@ def commit(context: CliContext, transaction: str, yes: bool, records: int | None
 
     Shows what that is, and asks. What its owner had not sent yet is lost. Conditions and consumer offsets are those of
     its last savepoint; without one they are lost, too. An owner that comes back can neither write nor end it. Refused
-    if other processes have written parts of it, or if it is a joint transaction, such as a Spark job's: what to commit
-    is not known then.
+    if other processes have written parts of it, or if it is a cooperative transaction, such as a Spark job's: what to
+    commit is not known then.
     """
     identifier = TransactionId.parse(transaction)
     with connected(context) as b:

@@ -10,13 +10,12 @@ ones, and drops those that come after the end of the transaction.
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
 
-from rollbridge.base.arguments import checked
+from rollbridge.base.arguments import checked, warn_renamed
 from rollbridge.base.deadlines import Deadline, Timeout, answers_within, as_seconds, patience_s, wall_ms
 from rollbridge.base.ids import OWNER_PART, TransactionId
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
@@ -224,7 +223,7 @@ class SharedClient:
 
     def joint(self, *streams: str, **arguments: Any) -> CooperativeTransaction:
         """Call :meth:`cooperative`, by its former name."""
-        warnings.warn("SharedClient.joint() is called cooperative() now", DeprecationWarning, stacklevel=2)
+        warn_renamed("SharedClient.joint()", "cooperative()")
         return self.cooperative(*streams, **arguments)
 
     def committed(

@@ -75,8 +75,8 @@ from rollbridge.stream.names import GroupName
 # would have sent with its commit, are those of its last savepoint; without one they are lost, too.
 #
 # What the buffers do not tell is refused: records that other processes wrote as parts may come from attempts that their
-# owner would not have named. A joint transaction is one of a series, whose next writer has to find exactly what was to
-# be written.
+# owner would not have named. A cooperative transaction is one of a series, whose next writer has to find exactly what
+# was to be written.
 #
 # Nothing is new in the buffers: the new owner takes the transaction over as :meth:`rollbridge.Bridge.resume` does,
 # which keeps out the former owner, and then asks for its commit.
@@ -125,8 +125,8 @@ def _obstacle(known: KnownTransaction, arrived: Arrived | None, session: ClientS
     work = None if session is None else session.work
     if work is not None and work.transaction == known.id:
         return (
-            f"it is number {work.number} of the joint transactions {work.series!r}, and the writer of the next one "
-            "would take it for complete"
+            f"it is number {work.number} of the cooperative transactions {work.series!r}, and the writer of the next "
+            "one would take it for complete"
         )
     return ""
 

@@ -1,9 +1,10 @@
-"""Sessions of clients on record in ZooKeeper, and their joint transactions.
+"""Sessions of clients on record in ZooKeeper, and their cooperative transactions.
 
-Several processes of one session write a joint transaction, and the first of them begins it. No common parent could
-begin it for them (the tasks of a Spark job run before the driver is asked for anything), so they identify it by its
-number in a series: number 17 of query Q. The session's record names the latest one, and is only changed at an expected
-version. It also holds its outcome, so that a number that is repeated after a crash is found done, or is done again.
+Several processes of one session write a cooperative transaction, and the first of them begins it. No common parent
+could begin it for them (the tasks of a Spark job run before the driver is asked for anything), so they identify it by
+its number in a series: number 17 of query Q. The session's record names the latest one, and is only changed at an
+expected version. It also holds its outcome, so that a number that is repeated after a crash is found done, or is done
+again.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ _SIXTEEN_DIGITS: Final = StoredAs(
 
 
 class CooperativeState(StrEnum):
-    """State of a joint transaction on record; the outcome itself is on the commit log."""
+    """State of a cooperative transaction on record; the outcome itself is on the commit log."""
 
     OPEN = "open"
     ENDING = "ending"
@@ -49,7 +50,7 @@ class CooperativeState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CooperativeContent:
-    """Content of a joint transaction, independent of the order and the writers of its records.
+    """Content of a cooperative transaction, independent of the order and the writers of its records.
 
     Attributes:
         records: Number of records.
@@ -69,7 +70,7 @@ class CooperativeContent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CooperativeWork:
-    """The latest joint transaction of a client.
+    """The latest cooperative transaction of a client.
 
     Attributes:
         series: The series of its number.
@@ -130,7 +131,7 @@ class SharedSession:
     Attributes:
         holder: Their common name for the session; empty if it belongs to one process.
         former: Earlier holders, the latest last.
-        work: Their latest joint transaction.
+        work: Their latest cooperative transaction.
         series: Progress of the other series, for :data:`SERIES_KEPT_MS`.
         forgotten: Concatenated fingerprints of older series.
         complete: True if there was no other series; older versions remembered the latest one only.
@@ -255,7 +256,7 @@ def decide_again(former: FormerSeries, number: int) -> SeriesStep:
 
 
 def label_of(series: str, number: int) -> str:
-    """Return the label of a joint transaction."""
+    """Return the label of a cooperative transaction."""
     return f"{series}/{number}"
 
 
@@ -279,7 +280,7 @@ class ClientSession(NodeRecord):
 
     @property
     def work(self) -> CooperativeWork | None:
-        """The client's latest joint transaction."""
+        """The client's latest cooperative transaction."""
         return None if self.shared is None else self.shared.work
 
     @property
@@ -297,7 +298,7 @@ class ClientSession(NodeRecord):
         return self.shared is not None and holder in self.shared.former
 
     def with_work(self, work: CooperativeWork, now_ms: int) -> ClientSession:
-        """Return the same session with another joint transaction."""
+        """Return the same session with another cooperative transaction."""
         shared = self.shared or SharedSession("")
         return replace(self, registered_ms=now_ms, shared=shared.with_work(work, now_ms))
 
@@ -342,8 +343,8 @@ RENEW_MS: Final = 12 * HOUR_MS
 KEPT_MS: Final = DAY_MS
 """Least age of a record that is removed: the client may look late, and clocks may be wrong by a time zone."""
 KEPT_OF_OTHERS_MS: Final = 365 * DAY_MS
-"""The same, since it was registered, of a client that does not look at it, and of one that names a joint transaction:
-without the record, that could be written twice."""
+"""The same, since it was registered, of a client that does not look at it, and of one that names a cooperative
+transaction: without the record, that could be written twice."""
 EPOCH_MAX: Final = (1 << 31) - 1
 
 

@@ -162,7 +162,7 @@ class PartitionWritten(WriterCommitMessage):  # type: ignore[misc]  # types are 
 
     Attributes:
         work: Identity of the transaction.
-        ticket: Ticket of the joint transaction; None if the task had no rows.
+        ticket: Ticket of the cooperative transaction; None if the task had no rows.
         handle: Handle of the part that the task wrote; None without rows, or if an earlier run has committed them.
         content: Count and digest of this task's rows.
         committed: Content that an earlier run has committed, all tasks together; None if no run has, or if an older

@@ -225,8 +225,8 @@ def _expire_answers(group: GroupState, before_ms: int) -> Steps[None]:
 def _expire_parts(group: GroupState) -> Steps[None]:
     """Remove part counters of ended transactions; a process that joins one as it ends may create its counter again.
 
-    A transaction without a known state need not have ended: the parts of a joint one are numbered before its first
-    frame, and a number given out twice would mix the writes of two tasks.
+    A transaction without a known state need not have ended: the parts of a cooperative one are numbered before its
+    first frame, and a number given out twice would mix the writes of two tasks.
     """
     parent = paths.parts_of(group.name)
     names = yield from read_children(parent)
@@ -262,7 +262,7 @@ def _answered_ms(raw: bytes) -> int:
 
 
 def _client(raw: bytes) -> str:
-    """Return the client of the joint transaction of a counter; empty if there is none."""
+    """Return the client of the cooperative transaction of a counter; empty if there is none."""
     name = raw.decode(errors="replace")
     try:
         check_client_name(name)
@@ -272,7 +272,7 @@ def _client(raw: bytes) -> str:
 
 
 def _is_cooperative(session: bytes | None, name: str) -> bool:
-    """Return True if a session names the transaction as its joint one; once it does not, it never will again."""
+    """Return True if a session names the transaction as its cooperative one; once it does not, it never will again."""
     if session is None:
         return False
     try:
