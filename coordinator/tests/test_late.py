@@ -97,6 +97,8 @@ class Answers:
         self.nodes: dict[str, bytes] = {}
         self.found: bool | None = None
         self.closed: set[str] = set()
+        self.is_gone = False
+        self.topics: dict[str, str] = {}
 
     def run(self, procedure: Generator[AnyEffect, Any, None]) -> None:
         """Carry out a procedure."""
@@ -105,7 +107,9 @@ class Answers:
     def _answer(self, effect: AnyEffect) -> Any:
         match effect:
             case fx.StableEnds(topics):
-                return dict.fromkeys(topics, 10)
+                return {} if self.is_gone else dict.fromkeys(topics, 10)
+            case fx.TopicIds():
+                return self.topics
             case fx.ReadLate(_, start, end, most):
                 records = [LateRecord(offset, 0, b"k", b"v") for offset in range(max(start, 6), end)][:most]
                 return records, records[-1].offset + 1 if len(records) == most else end
@@ -205,3 +209,24 @@ def test_what_nobody_can_read_holds_up_no_other_stream(begun: bool) -> None:
     run(look_behind(group, 0), answer)
     assert answers.committed == [6, 7, 8, 9]
     assert group.watch.due(GAP_MAX_MS) == [("sales/a", S0), ("sales/b", S0)], "and it is tried again"
+
+
+def test_a_segment_whose_topic_is_gone_is_watched_no_longer_than_twice_its_time(
+    group: GroupState, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = Answers(set(), "")
+    answers.is_gone = True
+
+    def is_idle() -> bool:
+        return group.watch.is_idle
+
+    for now_ms in range(0, 2 * WATCH_MS, 1_000):
+        answers.run(look_behind(group, now_ms))
+        assert not is_idle()
+    answers.topics = {"sales.a.segment-0.epoch-0": "id"}
+    answers.run(look_behind(group, 2 * WATCH_MS))
+    assert not is_idle(), "only its leader is away"
+    answers.topics = {}
+    answers.run(look_behind(group, 2 * WATCH_MS + 1_000))
+    assert is_idle()
+    assert "late-records.gone partition=sales.a.segment-0.epoch-0" in caplog.text

@@ -282,6 +282,10 @@ class LateWatch:
         for item in items:
             self._courses[item].due_ms = now_ms + FIRST_MS
 
+    def is_long_over(self, item: Watched, now_ms: int) -> bool:
+        """Return True if a segment was to be checked no longer for as long as it is watched."""
+        return now_ms >= self._courses[item].until_ms + self.watch_ms
+
     def forget(self, items: Iterable[Watched]) -> None:
         for item in items:
             self._courses.pop(item, None)

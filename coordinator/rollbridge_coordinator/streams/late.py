@@ -32,6 +32,7 @@ from rollbridge_coordinator.core.effects import (
     FindLate,
     ReadLate,
     StableEnds,
+    TopicIds,
 )
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.core.stream_state import LedStream
@@ -76,6 +77,12 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
     group.watch.forget([item for (topic, _), (item, _, _) in places.items() if topic in lost])
     places = {place: row for place, row in places.items() if place[0] not in lost}
     ends = yield from StableEnds(sorted(places))
+    absent = [place for place, row in places.items() if place not in ends and group.watch.is_long_over(row[0], now_ms)]
+    known = (yield from TopicIds(sorted({topic for topic, _ in absent}))) if absent else {}
+    for place in absent:
+        if place[0] not in known:  # deleted by its retention, of which a ZooKeeper that was set back does not tell
+            logger.warning("late-records.gone partition=%s", show_partition(place))
+            group.watch.forget([places.pop(place)[0]])
     for place, (item, stream, end) in places.items():
         stable = ends.get(place)
         try:
