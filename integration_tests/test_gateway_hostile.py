@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 CERTIFICATES = Path(__file__).parent / "certificates"
 MUTANTS = int(os.environ.get("EXAMPLES", "400"))
-MANY = int(os.environ.get("EXAMPLES", "100000"))
+MANY = int(os.environ.get("EXAMPLES", "30000"))
 RSS_MAX = 1 << 30
 """256 MiB of requests, as much of answers, and the process."""
 ANSWER_S = 30.0
