@@ -332,6 +332,7 @@ def main(raw: str) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with Path(task.out).open("a", buffering=1) as out:  # children append to it as well
         ROLES[task.role](task, Notebook(task.name, out), stopping)
+    natives.leave(0)
 
 
 def _end_with_thread(what: threading.ExceptHookArgs) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import random
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -35,6 +36,22 @@ HELD_S: Final = 1.5
 JAVA_PRODUCER: Final = "org.apache.kafka.tools.ConsoleProducer"
 JAVA_RECORDS: Final = 200
 _Places = dict[str, str | None]
+_KEPT: Final[list[Producer]] = []
+"""Whoever destroys a producer waits for librdkafka's threads, now and then for ever (confluentinc/librdkafka#3470)."""
+
+
+def kept(producer: Producer) -> Producer:
+    """Return a producer of somebody else's program; it is there until its process is gone (:func:`leave`)."""
+    _KEPT.append(producer)
+    return producer
+
+
+def leave(code: int) -> None:
+    """End a process that has kept producers without waiting for librdkafka: what they were told is noted."""
+    if _KEPT:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def topic_of(stream: str) -> str:
@@ -158,7 +175,7 @@ class _Native:
 
     def connected(self) -> Producer:
         """One more producer."""
-        return Producer(self._settings)
+        return kept(Producer(self._settings))
 
     def write(self, count: int) -> None:
         """Write some records outside of transactions, and wait for the answers to all."""

@@ -19,7 +19,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from integration_tests.foreign.java import JavaError, JavaProducer
 from integration_tests.history.events import Answer, Kind, Operation, Refusal, Write
-from integration_tests.history.natives import topic_of
+from integration_tests.history.natives import kept, topic_of
 from integration_tests.history.notebook import CALL_S, Notebook
 from integration_tests.history.tasks import Task
 
@@ -101,16 +101,18 @@ class Librdkafka:
         self._failed: list[KafkaError] = []
         self._consumer: Consumer | None = None
         self._id = transactional_id
-        self._producer = Producer(
-            {
-                **self._settings,
-                "transactional.id": transactional_id,
-                "transaction.timeout.ms": LEASE_MS,
-                "message.timeout.ms": 300_000,
-                "partitioner": "murmur2_random",
-                "linger.ms": 1,
-                "reconnect.backoff.max.ms": 1_000,
-            }
+        self._producer = kept(
+            Producer(
+                {
+                    **self._settings,
+                    "transactional.id": transactional_id,
+                    "transaction.timeout.ms": LEASE_MS,
+                    "message.timeout.ms": 300_000,
+                    "partitioner": "murmur2_random",
+                    "linger.ms": 1,
+                    "reconnect.backoff.max.ms": 1_000,
+                }
+            )
         )
 
     def init(self) -> None:

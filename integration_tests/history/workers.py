@@ -113,17 +113,31 @@ class Workers:
         """Those that ended although nobody killed them or asked them to end, and defects that were logged."""
         for name, (_, process) in self._processes.items():
             if name not in self._killed and process.poll() not in (None, 0):
-                said = (self._folder / f"{name}.log").read_text(errors="replace")
-                yield f"client {name} ended with {process.returncode}, and said: {said[-3000:]}"
+                yield f"client {name} ended with {process.returncode}{self._said(name)}"
         yield from defects_in(self._folder)  # gateways and coordinators of a test's own log there, too
 
+    def _said(self, name: str) -> str:
+        said = (self._folder / f"{name}.log").read_text(errors="replace")
+        return f", and said: {said[-3000:]}"
+
     def stop(self, role: str, timeout_s: float) -> None:
-        """Ask all clients of a role to end, and return when they have."""
+        """Ask all clients of a role to end, and return when they have.
+
+        Raises:
+            AssertionError: One has not; with what it was in the middle of.
+        """
         ending = [item for item in self._processes.values() if item[0].role == role and item[1].poll() is None]
         for _, process in ending:
             process.terminate()
-        for _, process in ending:
-            process.wait(timeout_s)
+        for task, process in ending:
+            try:
+                process.wait(timeout_s)
+            except subprocess.TimeoutExpired:
+                process.send_signal(signal.SIGABRT)
+                process.wait(PATIENCE_S)
+                raise AssertionError(
+                    f"client {task.name} has not ended in {timeout_s} s{self._said(task.name)}"
+                ) from None
 
     def noted(self, roles: Collection[str] = ("writer",)) -> int:
         """How many lines the writers have noted, or those of some roles."""
