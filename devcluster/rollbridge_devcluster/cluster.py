@@ -101,9 +101,9 @@ class DevCluster:
         state = decide(self.home, before, wishes, running)
         if state.has_gateway:
             require_gateway()
-        elif GATEWAY in running:
-            self._stop([GATEWAY], STOP_S)
-            running.discard(GATEWAY)
+        if only is None and (unwanted := set(services_of(running)) - set(service_parts(state))):
+            self._stop(unwanted, STOP_S)
+            running -= unwanted
         if before is not None and _addresses(before) != _addresses(state):
             # A server that died comes back elsewhere; services that still run know only the old address.
             self._stop(services_of(running), _UNDO_S)

@@ -43,7 +43,7 @@ def up(
 
     Other commands find them without options. Running parts are kept, and dead ones are started again, so it is safe to
     repeat. Ports, data, the number of coordinators and the gateway are kept from one start to the next; --no-gateway
-    stops the gateway.
+    stops the gateway, and a lower number of coordinators the last of them.
     """
     if no_coordinator and coordinators:
         raise click.UsageError("--no-coordinator and --coordinators exclude each other")

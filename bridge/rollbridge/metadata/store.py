@@ -557,7 +557,8 @@ class Metadata:
 
     def _answer_to(self, group: GroupName, request: AdminRequest, name: str, timeout_s: float) -> AdminAnswer:
         left_s = patience_s(timeout_s)
-        answer = self._await_answer(group, name, Deadline(left_s - min(_WITHDRAW_S, left_s / 4)))
+        waited_s = left_s - min(_WITHDRAW_S, left_s / 4)
+        answer = self._await_answer(group, name, Deadline(waited_s))
         if answer is not None:
             return answer
         withdrawn = self._withdraw(f"{paths.requests(group)}/{name}")
@@ -566,11 +567,11 @@ class Metadata:
             return answer
         if withdrawn and not self._may_be_under_way(group, request):
             raise CoordinatorUnavailableError(
-                f"{self.who_leads(group)}; the request to {request.kind} was withdrawn after {timeout_s:.3g} s, "
+                f"{self.who_leads(group)}; the request to {request.kind} was withdrawn after {waited_s:.3g} s, "
                 "nothing was done"
             )
         raise UnknownWriteError(
-            f"the request to {request.kind} was taken by the coordinator, but not answered within {timeout_s:.3g} s; "
+            f"the request to {request.kind} was taken by the coordinator, but not answered within {left_s:.3g} s; "
             "it may still be carried out: look at the stream or transaction before asking again"
         )
 
