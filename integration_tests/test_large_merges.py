@@ -6,9 +6,11 @@ write, commit and read the same segments. Afterwards each record is there once, 
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,10 +22,15 @@ from kio.static.primitive import f64
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import patient_client
-from integration_tests.coordinators import Relay, until
+from integration_tests.coordinators import Relay, coordinator, until
+from integration_tests.crashing import STOP_AT
+from integration_tests.kafka_tools import create_topic
+from integration_tests.patience import PATIENCE_S
+from integration_tests.pauses import is_stopped
 from rollbridge.base.ids import PREPARED_FIRST
 from rollbridge.doctor.checks import orphans
 from rollbridge.doctor.facts import gather
+from rollbridge.kafka.groups import GroupOffsetStore
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata import paths
@@ -32,6 +39,7 @@ from rollbridge.metadata.store import Metadata
 from rollbridge.stream.epochs import EpochCause, EpochHistory, check_chain
 from rollbridge.stream.names import GroupName, StreamName, parse_segment_topic
 from rollbridge_coordinator.core.interpreter import BESIDE_CLIENT_ID
+from rollbridge_devcluster.state import KAFKA
 
 BESIDE = {"ROLLBRIDGE_COORDINATOR_MERGE_BESIDE_BYTES": "500000"}
 VALUE = bytes(1_000)
@@ -55,6 +63,10 @@ POINTS = [
     "prepare/Prepare:after + remove_leftovers/DeleteTopics:after",
     "roll/TakeUp:after + finish_pending/Seal:after + prepare/Prepare:after",
 ]
+
+
+TAKEN_UP = "roll/TakeUp:after"
+"""Where all records stand in the native transaction that is committed, and the offsets of groups do not."""
 
 
 def key(number: int) -> bytes:
@@ -245,3 +257,36 @@ def test_the_next_leader_begins_a_large_merge_anew_or_ends_it(
         story.play()
         assert relay.deaths == len(chain)
     story.check()
+
+
+def test_offsets_without_an_answer_take_no_record_of_a_large_transaction_with_them(
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    """The group's broker hangs when all records are in the native transaction that the offsets join."""
+    scope = unique_name("large")
+    stream, source, group = f"{scope}/orders", unique_name("source"), unique_name("group")
+    create_topic(cluster.bootstrap_servers, source)
+    values = [b"%d:" % number + VALUE for number in range(LARGE)]
+    log = tmp_path / "first.log"
+    with (
+        closing(patient_client(cluster, f"/{scope}")) as b,
+        coordinator(
+            cluster, f"/{scope}", "first", tmp_path, arguments=["--session-timeout=60"], **{STOP_AT: TAKEN_UP}, **BESIDE
+        ) as first,
+    ):
+        b.admin.create_stream(stream, segments=2)
+        transaction = b.begin(stream)
+        futures = [transaction.write(stream, key=key(place), value=value) for place, value in enumerate(values)]
+        transaction.send_offsets({(source, 0): 7}, group)
+        answer = transaction.commit_async()
+        until(lambda: is_stopped(first))
+        with cluster.node(KAFKA).paused():
+            os.kill(first.pid, signal.SIGCONT)
+            until(lambda: "offsets.retry" in log.read_text())
+        assert answer.result(PATIENCE_S).records == LARGE
+        with b.reader(stream, follow=False) as reader:
+            places = {record.value: record.dlsn for record in reader}
+        assert places == {value: future.result(1) for value, future in zip(values, futures, strict=True)}
+        with closing(GroupOffsetStore(cluster.bootstrap_servers, group, security=None, client_id="test")) as store:
+            assert [(item.topic, item.offset) for item in store.read()] == [(source, 7)]
+    assert "txn.refused" not in log.read_text()

@@ -174,7 +174,10 @@ def test_with_coordinators(shell: Shell) -> None:
     assert shell("restart", "coordinator-2").code == 0
     assert parts(shell) == everything
     fewer = shell("up", "--coordinators", "1", "--json").document
-    assert (fewer["started"], parts(shell)) == ([], {part: everything[part] for part in sorted({*everything} - {"coordinator-2"})})
+    assert (fewer["started"], parts(shell)) == (
+        [],
+        {part: everything[part] for part in sorted({*everything} - {"coordinator-2"})},
+    )
     assert shell("up", "--no-coordinator").code == 0
     assert parts(shell) == {"kafka": "running", "zookeeper": "running"}
     assert shell("down").code == 0

@@ -38,6 +38,8 @@ AWAY_MS = 1_500
 """How long a topic has no leader."""
 COPIES_DENIED = 0.1
 """How many copies of late records are refused; they are rare beside everything else."""
+UNANSWERED = 0.3
+"""How many offsets of large transactions get no answer, after which nothing is left of the round."""
 LOG_DENIED_MS = 150
 """How long the commit log takes nothing, for which everybody has to wait."""
 TERMS_MAX = 25
@@ -56,6 +58,7 @@ class Refusals:
         self.streams = streams
         self.rng = random.Random(f"refusals{seed}")
         self.copies = random.Random(f"copies{seed}")
+        self.offsets = random.Random(f"offsets{seed}")
         self.denied: set[str] = set()
         self.topic = ""
         self.until_ms = 0
@@ -158,6 +161,10 @@ class Refusals:
             case fx.Seal(places) if self.world.away in (topics := [topic for topic, _ in places]):
                 self.world.close(topics)
                 return fx.EffectRefusedError(effect, "its leader is away", code="seal-timeout", topic=self.world.away)
+            case fx.SendOffsets() if not self.is_over and self.world.holds_records(leader):
+                if self.offsets.random() < UNANSWERED:
+                    self.rounds += 1
+                    return fx.EffectRefusedError(effect, "the group took no offsets", code="REQUEST_TIMED_OUT")
             case fx.CommitRound() if self._merges() and self.rng.random() < 0.04:
                 self.rounds += 1
                 return fx.EffectRefusedError(effect, "it has taken too long", code="INVALID_TXN_STATE")

@@ -956,10 +956,16 @@ class World:
             else:
                 self._append(messages.topic, item, leader)  # type: ignore[union-attr]
 
+    def holds_records(self, leader: int) -> bool:
+        """Whether records stand in the leader's native transaction."""
+        return leader in self.open and bool(self.open[leader].topics)
+
     def send_offsets(self, items: Sequence[GroupOffsets], leader: int) -> tuple[int, str] | None:
         """Offsets become part of the leader's native transaction, unless a group has moved on, which empties it."""
         if leader != self.identity and "no-fencing" not in self.faults:
             raise Fenced
+        if "emptied-round" in self.faults and self.holds_records(leader):
+            self._finish(self.open.pop(leader), "aborted")  # as where there was no answer, and it goes on with the rest
         for place, item in enumerate(items):
             if item.generation != self.generations.get(item.group_id, 0):
                 if leader in self.open:

@@ -115,6 +115,18 @@ def test_a_question_does_not_wait_for_a_stream_that_is_gone(kind: RequestKind) -
     assert scene.answered(asked).ok
 
 
+def test_a_question_that_was_withdrawn_is_forgotten() -> None:
+    """Its client may ask again, and again, for as long as nobody can answer."""
+    scene = UnreadScene()
+    scene.unread(OTHER)
+    scene.begin(OTHER)
+    for _ in range(3):
+        asked = scene.ask(RequestKind.LOOK_UP, owner="somebody", owner_epoch=1)
+        scene.until(lambda asked=asked: asked.rpartition("/")[2] in scene.state.waits.questions)  # type: ignore[misc]
+        assert len(scene.state.waits.questions) == 1
+        del scene.world.nodes[asked.replace("/answers/", "/requests/")]  # as its session ends
+
+
 def test_nothing_waits_for_the_buffer_of_a_former_life() -> None:
     scene = UnreadScene()
     now, former = OTHER.buffer_topic(), OTHER.buffer_topic(7)

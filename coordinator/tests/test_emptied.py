@@ -7,14 +7,16 @@ from coordinator.tests.sim_world import Record
 from rollbridge.base.ids import SegmentId
 from rollbridge.metadata.requests import AdminRequest, RequestKind
 from rollbridge.stream.config import Retention
+from rollbridge.stream.names import StreamName
+from rollbridge_coordinator.core import effects as fx
 
 ORDERS = STREAMS[0]
 
 
-def scaled(bench: Bench, number: int) -> None:
+def scaled(bench: Bench, number: int, stream: StreamName = ORDERS) -> None:
     """The stream's only segment gives way to the next one."""
     body = AdminRequest(
-        kind=RequestKind.SCALE_STREAM, stream=str(ORDERS), seal=(number,), ranges=((0.0, 1.0),), created_ms=0
+        kind=RequestKind.SCALE_STREAM, stream=str(stream), seal=(number,), ranges=((0.0, 1.0),), created_ms=0
     )
     bench.world.request(bench.leader.group.name, body.to_json())  # type: ignore[union-attr]
     bench.rest()
@@ -71,6 +73,24 @@ def test_a_segment_that_has_no_leader_keeps_nothing_waiting_and_is_looked_at_lat
     bench.world.away = ""
     bench.rest()
     assert topic not in bench.world.topics
+
+
+def test_a_topic_that_may_not_be_described_keeps_no_segment_of_another_stream() -> None:
+    bench = Bench.fresh()
+    bench.world.deletes = True
+    topics = [stream.segment_topic(SegmentId.of(0, 0)) for stream in STREAMS]
+    for stream, topic in zip(STREAMS, topics, strict=True):
+        bench.world.produce(topic, Record("k", "k=0"))
+        scaled(bench, 0, stream)
+    for topic in topics:
+        bench.world.topics[topic].start = len(bench.world.topics[topic].entries)
+    bench.world.refuses = lambda effect, _: (
+        fx.EffectRefusedError(effect, "no right", code="not-authorized", topic=topics[0])
+        if isinstance(effect, fx.TopicIds) and topics[0] in effect.topics
+        else None
+    )
+    bench.rest()
+    assert [topic in bench.world.topics for topic in topics] == [True, False]
 
 
 def test_of_an_emptied_segment_that_is_waited_for_nothing_goes() -> None:

@@ -12,6 +12,9 @@ import pytest
 from coordinator.tests.makers import Bench
 from rollbridge.base.effects import AnyEffect, run
 from rollbridge.base.ids import SegmentId
+from rollbridge.errors import UnavailableError
+from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.stream.config import Retention
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import even_ranges
 from rollbridge.stream.late import Forwarding, LateNotes, LateRecord
@@ -20,6 +23,7 @@ from rollbridge_coordinator.core import effects as fx
 from rollbridge_coordinator.core.bookkeeping import GAP_MAX_MS, LateWatch
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.streams.late import look_behind
+from rollbridge_coordinator.streams.retention import remove_emptied, retain_streams, truncate_stream
 
 S0 = SegmentId.of(0, 0)
 WATCH_MS = 20 * 60 * 1000
@@ -192,8 +196,9 @@ def test_what_an_earlier_leader_began_is_looked_for(
     assert (S0 in notes_of(group).segments) == (found is not None)
 
 
+@pytest.mark.parametrize("code", ["corrupt-data", "not-authorized"])
 @pytest.mark.parametrize("begun", [True, False])
-def test_what_nobody_can_read_holds_up_no_other_stream(begun: bool) -> None:
+def test_what_nobody_can_read_holds_up_no_other_stream(begun: bool, code: str) -> None:
     group = Bench({"sales/a": 1, "sales/b": 1}).group
     for stream in group.streams.values():
         stream.history = sealed_at(5)
@@ -203,7 +208,7 @@ def test_what_nobody_can_read_holds_up_no_other_stream(begun: bool) -> None:
 
     def answer(effect: AnyEffect) -> Any:
         if isinstance(effect, fx.ReadLate | fx.FindLate) and "sales.a" in str(effect):
-            raise fx.EffectRefusedError(effect, "a batch does not parse", code="corrupt-data")
+            raise fx.EffectRefusedError(effect, "it cannot be read", code=code)
         return answers._answer(effect)
 
     run(look_behind(group, 0), answer)
@@ -230,3 +235,18 @@ def test_a_segment_whose_topic_is_gone_is_watched_no_longer_than_twice_its_time(
     answers.run(look_behind(group, 2 * WATCH_MS + 1_000))
     assert is_idle()
     assert "late-records.gone partition=sales.a.segment-0.epoch-0" in caplog.text
+
+
+def test_nothing_is_deleted_while_it_is_not_known_whether_copies_are_there() -> None:
+    group = Bench({"sales/a": 1}).group
+    stream = group.streams["sales/a"]
+    stream.history = sealed_at(5)
+    stream.config = replace(stream.config, retention=Retention(bytes=1))
+    stream.late = LateNotes(forwarding=Forwarding(S0, 6, 10, {SegmentId.of(1, 1): 0}))
+    asked: list[AnyEffect] = []
+    request = AdminRequest(kind=RequestKind.TRUNCATE_STREAM, stream="sales/a", cut={S0: 3}, created_ms=0)
+    with pytest.raises(UnavailableError, match="late records of sales/a are being copied; nothing was deleted"):
+        run(truncate_stream(group, stream, "request-0", request, 0), asked.append)
+    run(retain_streams(group, 10**9), asked.append)
+    run(remove_emptied(group, 10**9), asked.append)
+    assert not asked

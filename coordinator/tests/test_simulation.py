@@ -240,6 +240,7 @@ class Coverage:
         "CreateTopics POLICY_VIOLATION": 50,
         "AppendLate TOPIC_AUTHORIZATION_FAILED": 6,
         "AppendControl TOPIC_AUTHORIZATION_FAILED": 2,
+        "SendOffsets REQUEST_TIMED_OUT": 2,
         "closed in vain": 25,
     }
 
@@ -424,6 +425,7 @@ FOUND_FIRST = {
         "hasty-expiry",
         "stubborn-lease",
         "hasty-merge",
+        "emptied-round",
         "uncounted-preparations",
         *snapshots.SNAPSHOT_DEFECTS,
         *snapshots.ONGOING_DEFECTS,

@@ -12,15 +12,18 @@ A refusal by the commit log stops the group, because nothing can be decided with
 Kafka may also refuse to seal what a rolling commit has left open. By then the commit is visible, so there is no way
 back: the stream is in an error state, and readers wait at the unsealed segments, until they can be sealed. The history
 shows them: an epoch without sealed ends though segments ended with it.
+
+So it is with housekeeping: what is refused about one stream is postponed for that stream alone.
 """
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_right
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Final
+from typing import Final, TypeVar
 
 from rollbridge.base.effects import Steps
 from rollbridge.buffer.frames import REASON_CHARACTERS_MAX
@@ -51,6 +54,22 @@ from rollbridge_coordinator.core.effects import (
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.core.stream_state import LedStream, segment_topic_spec
 from rollbridge_coordinator.core.waits import LEADERLESS, StaleStateError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def apart(group: GroupState, stream: str, task: str, part: Steps[T]) -> Steps[T | None]:
+    """Do what a chore does for one stream; return None after a refusal, which holds up no other stream."""
+    try:
+        return (yield from part)
+    except EffectRefusedError as refused:
+        yield from AbortRound()
+        group.predictor.log_end = group.draft = None
+        group.counts["chores_refused"] += 1
+        logger.warning('housekeeping.refused group=%s stream=%s task="%s": %s', group.name, stream, task, refused)
+        return None
 
 
 def unsealed_fault(since_ms: int) -> StreamFault:

@@ -270,7 +270,9 @@ class LateWatch:
     def looked(self, items: Iterable[Watched], now_ms: int) -> None:
         """Note that these were checked; the last check is after ``watch_ms``."""
         for item in items:
-            course = self._courses[item]
+            course = self._courses.get(item)
+            if course is None:
+                continue  # forgotten meanwhile
             if now_ms >= course.until_ms:
                 del self._courses[item]
                 continue
@@ -281,6 +283,12 @@ class LateWatch:
         """Check these again soon, as brokers did not answer."""
         for item in items:
             self._courses[item].due_ms = now_ms + FIRST_MS
+
+    def rest(self, item: Watched, now_ms: int) -> None:
+        """Check a segment again after ever longer pauses, as brokers refuse."""
+        course = self._courses[item]
+        course.gap_ms = min(course.gap_ms * 2, GAP_MAX_MS)
+        course.due_ms = now_ms + course.gap_ms
 
     def is_long_over(self, item: Watched, now_ms: int) -> bool:
         """Return True if a segment was to be checked no longer for as long as it is watched."""

@@ -23,9 +23,10 @@ from rollbridge.base.sn import SN
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.groups import GroupOffsetStore
-from rollbridge.kafka.metadata import Cluster, Isolation, ask_once
+from rollbridge.kafka.metadata import Cluster, Isolation, LeaderQuestion, ask_once
 from rollbridge.kafka.offsets import EARLIEST, LATEST, leader_bytes, offsets_question
 from rollbridge.kafka.segment_tail import EndOf, LineageTails, WaitedTooLongError, ask
+from rollbridge.kafka.topics import delete_records_question
 from rollbridge.stream.conditions import Scope
 from rollbridge.stream.late import LATE_HEADER, LateRecord, origin
 from rollbridge.stream.names import Partition, SegmentPlaces, show_partition
@@ -191,18 +192,24 @@ class RetentionReader:
         self._cluster.disconnect()
 
     def stable_ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        return self._offsets(partitions, LATEST, Isolation.READ_COMMITTED, ELECTION_S)
+        return self._ask(partitions, offsets_question(LATEST, Isolation.READ_COMMITTED), ELECTION_S)
 
     def log_ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        return self._offsets(partitions, LATEST, Isolation.READ_UNCOMMITTED, 0.0)  # there is another look in a moment
+        # There is another look in a moment.
+        return self._ask(partitions, offsets_question(LATEST, Isolation.READ_UNCOMMITTED), 0.0)
 
     def starts(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
-        return self._offsets(partitions, EARLIEST, Isolation.READ_UNCOMMITTED, ELECTION_S)
+        return self._ask(partitions, offsets_question(EARLIEST, Isolation.READ_UNCOMMITTED), ELECTION_S)
 
-    def _offsets(
-        self, partitions: Sequence[Partition], timestamp: int, isolation: Isolation, patience_s: float
+    def delete(self, before: Mapping[Partition, int]) -> frozenset[Partition]:
+        """Carry out :class:`rollbridge_coordinator.core.effects.DeleteRecords`."""
+        question = delete_records_question(before, Deadline(ANSWER_S))
+        return frozenset(before) - self._ask(list(before), question, ELECTION_S).keys()
+
+    def _ask(
+        self, partitions: Sequence[Partition], question: LeaderQuestion, patience_s: float
     ) -> dict[Partition, int]:
-        question = offsets_question(timestamp, isolation)
+        """Return what leaders have answered in time; a partition without a leader holds up no other."""
         found: dict[Partition, int] = {}
         left = list(partitions)
         if not left:
@@ -225,7 +232,10 @@ class RetentionReader:
         except RollbridgeError as fault:
             why = fault
         name = show_partition(left[0])
-        logger.warning('segment-offsets.unknown segments=%d first=%s reason="%s"', len(left), name, why)
+        asked = question.response_type.__name__
+        logger.warning(
+            'partitions.unanswered partitions=%d first=%s answer=%s reason="%s"', len(left), name, asked, why
+        )
         return found
 
     def disk_bytes(self, partitions: Sequence[Partition]) -> dict[Partition, int]:

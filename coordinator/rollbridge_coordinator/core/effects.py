@@ -297,8 +297,9 @@ class AppendMessages(Effect[Sequence[int]]):
 class SendOffsets(Effect[tuple[int, str] | None]):
     """Add the offsets of consumer groups to the round; gives None.
 
-    If a group is refused, gives its place and the reason, and the round is empty again. It holds nothing of value yet,
-    because offsets come first; so an expired generation spoils no other transaction.
+    If a group is refused, gives its place and the reason, and the round is empty again. Of transactions that share a
+    round it holds nothing yet, because offsets come first; so an expired generation spoils no other transaction. The
+    frames of a preparation are in it already: without an answer the effect is refused, and they are appended again.
     """
 
     items: Sequence[GroupOffsets]

@@ -119,6 +119,8 @@ BESIDE_CLIENT_ID: Final = "rollbridge-merge"
 
 OFFSETS_S: Final = 15.0
 """Time for which a group coordinator may fail to take offsets before their transaction is refused."""
+NO_ANSWER: Final = "REQUEST_TIMED_OUT"
+"""Kafka's name for offsets of a large transaction that were not answered in that time."""
 
 SEGMENT_MS: Final = round(LEADERLESS_S * 1000)
 """Time that a segment may be without a partition leader before its append counts as refused."""
@@ -689,28 +691,35 @@ class Interpreter:
         """Send offsets; without an answer, retry for :data:`OFFSETS_S`.
 
         The bound keeps the broker of one consumer group from delaying all others.
+
+        Raises:
+            AppendRefusedError: the native transaction of a preparation got no answer, so its frames are aborted.
         """
         items = effect.items
         deadline = Deadline(OFFSETS_S)
+        retry_s = OFFSETS_S / 3 if self._taken is None else OFFSETS_S
         while True:
             sent = 0
             try:
                 for item in items:
-                    self._with_unlocked(partial(self._send, item))
+                    self._with_unlocked(partial(self._send, item, retry_s))
                     sent += 1
             except AppendRefusedError as fault:
                 self._abort()
                 return sent, f"offsets of consumer group {items[sent].group_id} were refused: {fault.kafka_error}"
             except AppendUnknownError as fault:
-                self._current.init()
-                if deadline.passed():
-                    return sent, f"consumer group {items[sent].group_id} took no offsets within {OFFSETS_S:g} s"
                 logger.info('offsets.retry group=%s reason="%s"', self._group, fault)
+                self._current.init()
+                unanswered = f"consumer group {items[sent].group_id} took no offsets within {OFFSETS_S:g} s"
+                if self._taken is not None:  # with offsets alone its COMMIT would name records that nobody reads
+                    raise AppendRefusedError(unanswered, topic=None, kafka_error=NO_ANSWER) from fault
+                if deadline.passed():
+                    return sent, unanswered
             else:
                 return None
 
-    def _send(self, item: GroupOffsets) -> None:
-        self._current.send_offsets(item.member, item.offsets, item.details, retry_timeout_s=OFFSETS_S / 3)
+    def _send(self, item: GroupOffsets, retry_s: float) -> None:
+        self._current.send_offsets(item.member, item.offsets, item.details, retry_timeout_s=retry_s)
 
     @_carries_out(fx.AbortRound)
     def _abort_round(self, _: fx.AbortRound) -> None:
@@ -828,12 +837,7 @@ class Interpreter:
     def _delete_records(self, effect: fx.DeleteRecords) -> frozenset[Partition]:
         """Delete records. Return refusals instead of raising them: truncation can wait, and no term ends for it."""
         self._look_at_fence(effect)
-        try:
-            self._keeper.delete_records(dict(effect.before))
-        except (InvalidRequestError, KafkaUnavailableError, NotFoundError) as fault:
-            logger.warning('records.deletion-failed group=%s reason="%s"', self._group, fault)
-            return frozenset(effect.before)
-        return frozenset()
+        return self._measures.delete(effect.before)
 
     @_carries_out(fx.Now)
     def _now(self, _: fx.Now) -> int:

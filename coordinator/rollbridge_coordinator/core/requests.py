@@ -303,9 +303,9 @@ logger = logging.getLogger(__name__)
 def handle_requests(group: GroupState, now_ms: int) -> Steps[bool]:
     """Handle the oldest waiting requests; return False when none are left."""
     names = yield from read_children(paths.requests(group.name))
+    group.waits.keep_requests(names)
     waiting = {name for names_of in group.waits.answers.values() for name in names_of} | group.waits.questions.keys()
     waiting |= group.waits.held.keys() | group.waits.unanswered
-    group.waits.unanswered.intersection_update(names)
     todo = sorted(name for name in names if name not in waiting)
     for name in todo[: group.settings.requests_per_turn]:
         raw = yield from read_node(f"{paths.requests(group.name)}/{name}")

@@ -506,6 +506,15 @@ class Waits:
     scaling: tuple[ScalingWait, ...] | None = None
     has_scaling_node: bool = False
 
+    def keep_requests(self, names: Collection[str]) -> None:
+        """Drop all requests but these: who has withdrawn one may ask again under another name, and again."""
+        present = frozenset(names)
+        for gone in self.questions.keys() - present:
+            del self.questions[gone]
+        for asked in self.answers.values():
+            asked[:] = [name for name in asked if name in present]
+        self.unanswered &= present
+
 
 # Takeovers
 

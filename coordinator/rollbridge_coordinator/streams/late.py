@@ -18,16 +18,15 @@ from typing import Final
 
 from rollbridge.base.effects import Steps
 from rollbridge.base.ids import SegmentId
-from rollbridge.errors import CorruptDataError
 from rollbridge.metadata import paths
 from rollbridge.stream.config import StreamState as Lifecycle
 from rollbridge.stream.late import Forwarding, LateNotes, LateRecord, heir_of
 from rollbridge.stream.names import Partition, show_partition
+from rollbridge_coordinator.commit.refusals import apart
 from rollbridge_coordinator.core.bookkeeping import Watched
 from rollbridge_coordinator.core.effects import (
     AppendLate,
     CommitRound,
-    EffectRefusedError,
     EndOffsets,
     FindLate,
     ReadLate,
@@ -70,34 +69,35 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
             group.watch.postpone([item], now_ms)  # the segments that continue this one are closed
         else:
             places[watched.place_of(item[1])] = item, watched, end
-    lost: set[str] = set()
-    for topic, stream in sorted({item.config.topic: item for _, item, _ in places.values()}.items()):
-        if topic and any(place[0] == topic for place in places) and not (yield from is_its_topic(stream.config)):
-            lost.add(topic)  # records in another topic of that name are not the stream's
-    group.watch.forget([item for (topic, _), (item, _, _) in places.items() if topic in lost])
-    places = {place: row for place, row in places.items() if place[0] not in lost}
     ends = yield from StableEnds(sorted(places))
-    absent = [place for place, row in places.items() if place not in ends and group.watch.is_long_over(row[0], now_ms)]
-    known = (yield from TopicIds(sorted({topic for topic, _ in absent}))) if absent else {}
-    for place in absent:
-        if place[0] not in known:  # deleted by its retention, of which a ZooKeeper that was set back does not tell
-            logger.warning("late-records.gone partition=%s", show_partition(place))
-            group.watch.forget([places.pop(place)[0]])
     for place, (item, stream, end) in places.items():
-        stable = ends.get(place)
-        try:
-            is_settled = stable is not None and (yield from _settle(group, stream, item[1], end, stable, now_ms))
-        except EffectRefusedError as refused:
-            if refused.code != CorruptDataError.code:
-                raise
-            # A writer of that segment can put undecodable bytes there; that must not stop other streams.
-            name = show_partition(place)
-            logger.error('late-records.unreadable partition=%s reason="%s"', name, refused)
-            is_settled = False
+        part = _look(group, stream, item, end, ends.get(place), now_ms)
+        is_settled = yield from apart(group, item[0], "late records", part)
         if is_settled:
             group.watch.looked([item], now_ms)
+        elif is_settled is None:
+            group.watch.rest(item, now_ms)
         else:
             group.watch.postpone([item], now_ms)
+
+
+def _look(
+    group: GroupState, stream: LedStream, item: Watched, end: int, stable: int | None, now_ms: int
+) -> Steps[bool]:
+    """Forward what stands behind the end of a segment, if it is the stream's; return False if that must wait."""
+    _, segment = item
+    place = stream.place_of(segment)
+    if place[0] == stream.config.topic and not (yield from is_its_topic(stream.config)):
+        group.watch.forget([item])  # records in another topic of that name are not the stream's
+        return True
+    if stable is not None:
+        return (yield from _settle(group, stream, segment, end, stable, now_ms))
+    if not group.watch.is_long_over(item, now_ms) or place[0] in (yield from TopicIds([place[0]])):
+        return False
+    # Deleted by its retention, of which a ZooKeeper that was set back does not tell.
+    logger.warning("late-records.gone partition=%s", show_partition(place))
+    group.watch.forget([item])
+    return True
 
 
 def _end(stream: LedStream, segment: SegmentId) -> int | None:

@@ -42,6 +42,7 @@ from rollbridge.stream.epochs import EpochHistory, EpochRecord
 from rollbridge.stream.late import LateNotes
 from rollbridge.stream.names import Partition
 from rollbridge.stream.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
+from rollbridge_coordinator.commit.refusals import apart
 from rollbridge_coordinator.core.bookkeeping import is_mark_due, marks_that_fit, marks_within, place_to_truncate
 from rollbridge_coordinator.core.effects import (
     DeleteRecords,
@@ -82,6 +83,10 @@ def truncate_stream(group: GroupState, stream: LedStream, name: str, request: Ad
     """
     history = stream.history
     floors = floors_of(history, request.cut)
+    if stream.late.forwarding is not None:
+        raise UnavailableError(
+            f"late records of {stream.config.name} are being copied; nothing was deleted; try again in a moment"
+        )
     if stream.is_on_topic and not (yield from is_its_topic(stream.config)):
         raise ConflictError(
             f"topic {stream.config.topic} was deleted or replaced after stream {stream.config.name} had adopted it; "
@@ -198,6 +203,7 @@ def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
         and item.config.state is Lifecycle.ACTIVE
         and not item.is_on_topic  # an earlier version has taken limits there
         and not group.is_half_done(str(item.config.name))
+        and item.late.forwarding is None  # whether the copies are there is judged by what has not been deleted
         and not (group.times.differ and item.config.retention.ms != FOREVER)
     ]
     if not limited:
@@ -212,7 +218,8 @@ def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:
         wanted = [stream.place_of(item) for stream in by_size for item in stream.counter.wanted(stream.history)]
         sizes = yield from DiskBytes(wanted)
     for stream in limited:
-        yield from _retain(group, stream, ends, sizes, now_ms, noted_ms)
+        part = _retain(group, stream, ends, sizes, now_ms, noted_ms)
+        yield from apart(group, str(stream.config.name), "retention", part)
 
 
 def remove_emptied(group: GroupState, now_ms: int) -> Steps[None]:
@@ -224,32 +231,36 @@ def remove_emptied(group: GroupState, now_ms: int) -> Steps[None]:
     """
     if not group.housekeeping.is_due("emptied segments", now_ms, group.settings.bookkeeping_ms):
         return
-    for stream in list(group.streams.values()):
-        history = stream.history
-        name = str(stream.config.name)
+    for name, stream in list(group.streams.items()):
         if stream.config.state is not Lifecycle.ACTIVE or stream.is_on_topic or group.is_half_done(name):
             continue
-        front = [
-            segment
-            for segment, node in history.graph.nodes.items()
-            if node.sealed_end is not None
-            and segment not in history.removed
-            and history.removed.issuperset(node.predecessors)
-        ]
-        there = yield from TopicIds(sorted({stream.place_of(item)[0] for item in front}))
-        if stream.config.topic and there.get(stream.config.topic) != stream.config.topic_id:
-            there = {name: identity for name, identity in there.items() if name != stream.config.topic}
-        places = {item: place for item in front if (place := stream.place_of(item))[0] in there}
-        if not places:
-            continue
-        starts = yield from StartOffsets(sorted(places.values()), is_patient=False)
-        floors = {item: start for item, place in places.items() if (start := starts.get(place, 0)) > 0}
-        for spared in (yield from _read_by_groups(group, stream)).values():
-            floors = lower(floors, spared or {})
-        floors = {item: floor for item, floor in floors.items() if floor >= (history.sealed_end(item) or floor + 1)}
-        if floors:
-            yield from _delete_below(group, stream, consistent(history, floors))
-            group.counts["segments_emptied"] += len(floors)
+        if stream.late.forwarding is None:
+            yield from apart(group, name, "emptied segments", _remove_emptied(group, stream))
+
+
+def _remove_emptied(group: GroupState, stream: LedStream) -> Steps[None]:
+    history = stream.history
+    front = [
+        segment
+        for segment, node in history.graph.nodes.items()
+        if node.sealed_end is not None
+        and segment not in history.removed
+        and history.removed.issuperset(node.predecessors)
+    ]
+    there = yield from TopicIds(sorted({stream.place_of(item)[0] for item in front}))
+    if stream.config.topic and there.get(stream.config.topic) != stream.config.topic_id:
+        there = {name: identity for name, identity in there.items() if name != stream.config.topic}
+    places = {item: place for item in front if (place := stream.place_of(item))[0] in there}
+    if not places:
+        return
+    starts = yield from StartOffsets(sorted(places.values()), is_patient=False)
+    floors = {item: start for item, place in places.items() if (start := starts.get(place, 0)) > 0}
+    for spared in (yield from _read_by_groups(group, stream)).values():
+        floors = lower(floors, spared or {})
+    floors = {item: floor for item, floor in floors.items() if floor >= (history.sealed_end(item) or floor + 1)}
+    if floors:
+        yield from _delete_below(group, stream, consistent(history, floors))
+        group.counts["segments_emptied"] += len(floors)
 
 
 def _retain(
