@@ -13,10 +13,10 @@ from ctypes import ArgumentError
 from dataclasses import fields
 from datetime import timedelta
 from decimal import Decimal
-from functools import wraps
-from inspect import Parameter, isfunction, signature
+from functools import cache, wraps
+from inspect import CO_VARARGS, CO_VARKEYWORDS, Parameter, isfunction, signature
 from numbers import Integral, Real
-from types import NoneType, UnionType
+from types import FunctionType, NoneType, UnionType
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -46,8 +46,6 @@ NOT_BYTES: Final = (TypeError, ValueError, AttributeError, ArgumentError)
 """Exceptions raised when a batch is built from a record that is no pair of bytes."""
 _NOTHING: Final = object()
 _TIME_MAX: Final = (1 << 63) - 1
-_EXACT: Final = frozenset((str, bytes, int, bool, NoneType))
-"""Types whose values need no second look where an annotation names them."""
 
 
 def checked(but: Collection[str] = (), leave: Collection[str] = ()) -> Callable[[C], C]:
@@ -60,11 +58,17 @@ def checked(but: Collection[str] = (), leave: Collection[str] = ()) -> Callable[
 
     def check(owner: C) -> C:
         for name, member in list(vars(owner).items()):
-            if isfunction(member) and not name.startswith("_") and name not in but:
+            if isfunction(member) and not name.startswith("_") and name not in but and _takes_any(member):
                 setattr(owner, name, checked_call(member, leave))
         return owner
 
     return check
+
+
+def _takes_any(method: FunctionType) -> bool:
+    """Return whether a method has parameters beside its first one."""
+    code = method.__code__
+    return code.co_argcount + code.co_kwonlyargcount > 1 or bool(code.co_flags & (CO_VARARGS | CO_VARKEYWORDS))
 
 
 def checked_call(function: Callable[P, T], leave: Collection[str] = ()) -> Callable[P, T]:
@@ -121,7 +125,9 @@ class CheckedParameter:
     def __init__(self, name: str, hint: Any) -> None:
         self._name = name
         self._hints = _alternatives(hint)
-        self.exact: Final = _EXACT.intersection(item for item in self._hints if isinstance(item, type))
+        plain = {item for item in self._hints if isinstance(item, type) and get_origin(item) is None}
+        self.exact: Final = frozenset(plain | {int} if float in plain else plain)
+        """Types whose values need no second look."""
 
     @property
     def limits(self) -> bool:
@@ -173,6 +179,12 @@ def warn_renamed(former: str, name: str) -> None:
     warnings.warn(told, FutureWarning, stacklevel=level + 1)  # shown by default, in whatever module the call is
 
 
+@cache
+def _shape(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return get_origin(hint), get_args(hint)
+
+
+@cache
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     """Return the members of a union, or the type itself, without aliases."""
     if isinstance(hint, NewType):
@@ -184,7 +196,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 def _fits(hint: Any, value: object) -> bool:
     """Return whether a value is what one alternative says; pairs within a collection are left to the callee."""
-    origin, parts = get_origin(hint), get_args(hint)
+    origin, parts = _shape(hint)
     kind = origin or hint
     if kind is Literal:
         return isinstance(value, str)
@@ -210,7 +222,7 @@ def _fits(hint: Any, value: object) -> bool:
 def _fits_any(hint: Any, value: object) -> bool:
     hints = _alternatives(hint)
     return any(
-        get_origin(item) is tuple or _fits(item, value) or _converted(item, value) is not _NOTHING for item in hints
+        _shape(item)[0] is tuple or _fits(item, value) or _converted(item, value) is not _NOTHING for item in hints
     )
 
 

@@ -29,7 +29,7 @@ _lock: Final = module_lock()
 """Lock of all answers, held for a few instructions when one is settled or waited for; one for all is enough."""
 
 
-@checked()
+@checked(but=("settle",))
 class CasFuture(LightFuture[SN]):
     """Future of an asynchronous conditional write; may be what the next write expects. Safe to use from any thread."""
 
