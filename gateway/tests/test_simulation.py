@@ -449,6 +449,26 @@ def test_what_ends_while_it_is_taken_over_is_lost_and_does_not_begin_again() -> 
     assert not world.committed
 
 
+@pytest.mark.parametrize("v2", [False, True])
+def test_notes_are_those_of_a_transaction_however_many_partitions_its_producer_has_written_to(v2: bool) -> None:
+    world = World(random.Random(1), 0)
+    first, second = Gateway(world), Gateway(world)
+    pair = first.run(lambda held: procedures.start(held, "id", 60_000, 7, 0)).pair
+
+    def transaction(partitions: range) -> Pair:
+        items = [Incoming((TOPIC, at), STREAMS[0], pair, 0, 1, [at]) for at in partitions]
+        if not v2:
+            first.run(lambda held: procedures.add(held, pair, STREAMS[0], 0))
+        for gateway in (first, second, first):  # the last two take it over, with its notes alone
+            written = gateway.run(lambda held: procedures.write(held, pair, items, 0, v2=v2))
+            assert written.faults == [None] * len(items)
+        return first.run(lambda held: procedures.end(held, pair, 9, 0, commit=True, v2=v2))
+
+    for begin in range(0, 4_000, 100):
+        pair = transaction(range(begin, begin + 100))
+    assert world.committed == list(range(4_000))
+
+
 @pytest.mark.long
 def test_each_record_counts_once_in_many_more_simulations() -> None:
     for seed in range(100_000, 110_000):
