@@ -45,6 +45,7 @@ from rollbridge_gateway.producer.procedures import (
     LostByOthersError,
     NothingWrittenError,
     OffsetToCommit,
+    OutcomeLostError,
     RefusedError,
     Resume,
     Save,
@@ -401,7 +402,7 @@ class Gateway:
         while (effect := under_way.look_ahead()) is not None:
             try:
                 under_way.reply((yield from self._carry_out(effect, hold)))
-            except (LostByOthersError, NothingWrittenError, RefusedError) as fault:
+            except (LostByOthersError, NothingWrittenError, OutcomeLostError, RefusedError) as fault:
                 under_way.refuse(fault)
         return under_way.result
 

@@ -34,6 +34,7 @@ from rollbridge_gateway.producer.procedures import (
     IdState,
     Incoming,
     OffsetToCommit,
+    OutcomeLostError,
     RefusedError,
     Resume,
     SequenceGapError,
@@ -467,6 +468,33 @@ def test_notes_are_those_of_a_transaction_however_many_partitions_its_producer_h
     for begin in range(0, 4_000, 100):
         pair = transaction(range(begin, begin + 100))
     assert world.committed == list(range(4_000))
+
+
+def test_what_was_begun_and_of_which_nobody_will_ever_tell_has_not_begun_for_its_producer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(random.Random(1), 0)
+    first, second = Gateway(world), Gateway(world)
+    pair = first.run(lambda held: procedures.start(held, "id", 60_000, 7, 0)).pair
+
+    def write(held: IdState) -> Steps[Any]:
+        return procedures.write(held, pair, [Incoming((TOPIC, 0), STREAMS[0], pair, 0, 1, ["once"])], 0, v2=True)
+
+    first.run(write, wait=False)
+    [txn] = world.txns.values()
+    assert txn.saved_offsets is None, "nothing was acknowledged"
+    txn.is_durable = True
+    finish = Gateway._finish
+
+    def lose(self: Gateway, commit: bool, reason: str, hold: Hold) -> None:
+        monkeypatch.setattr(Gateway, "_finish", finish)
+        world.txns.clear()
+        raise OutcomeLostError("the commit log was emptied")
+
+    monkeypatch.setattr(Gateway, "_finish", lose)
+    assert second.run(write).faults == [None]
+    second.run(lambda held: procedures.end(held, pair, 9, 0, commit=True, v2=True))
+    assert world.committed == ["once"]
 
 
 @pytest.mark.long

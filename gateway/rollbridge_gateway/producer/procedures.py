@@ -613,8 +613,8 @@ def _find(held: IdState, pair: Pair, previous: Previous | None) -> Steps[tuple[P
         notes = yield from Resume(transaction)
         if notes is None:
             # Its gateway has died before anything was acknowledged: the producer sends all of it again. Or it has
-            # ended since, with what was acknowledged.
-            with suppress(RefusedError):
+            # ended since, with what was acknowledged. One whose outcome is lost has not begun for the producer, either.
+            with suppress(RefusedError, OutcomeLostError):
                 yield from Finish(commit=False, reason=UNACKNOWLEDGED)
             known, reason, _ = yield from FindLabel((kept or pair).label)
         else:
