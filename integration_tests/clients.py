@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from kazoo.client import KazooClient
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
@@ -129,6 +130,17 @@ def patient_client(cluster: AnyCluster, root: str, name: str | None = None) -> r
         client_name=name,
         options=rollbridge.ClientOptions(admin_timeout_s=60),
     )
+
+
+def expire(cluster: AnyCluster, session: ZooKeeperSession) -> None:
+    """End a session as ZooKeeper would: by another connection that takes it over and closes it.
+
+    Its own client must not be faster to take it back.
+    """
+    client = KazooClient(cluster.zookeeper, client_id=session._client.client_id)
+    client.start()
+    client.stop()
+    client.close()
 
 
 def adopt(client: rollbridge.Bridge, topic: str, **options: Any) -> Adoption:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import pytest
 
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import expire
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.metadata import paths
@@ -145,11 +146,29 @@ def test_a_lease_is_renewed_whatever_the_other_session_waits_for(cluster: AnyClu
         link.heal()
 
 
+def test_an_id_is_kept_as_long_as_its_lease_whatever_becomes_of_the_other_session(
+    cluster: AnyCluster, member: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZooKeeper may have ended it, which a client hears of late: at a server that has lost its leader, for example."""
+    monkeypatch.setattr(ids, "HANDOVER_S", 1.0)
+    with Link(cluster.zookeeper) as link:
+        one, other = member("one", zookeeper=link.address), member("other")
+        one.register.hold(ID)
+        link.cut()
+        expire(cluster, one.session)
+        with pytest.raises(NotHeldError, match="has not let go"):
+            other.register.hold(ID)
+        assert one.lost == [ID], "it is asked"
+        assert one.register.is_sure(ID)
+        assert [item.name for item in other.register.gateways()] == ["one", "other"]
+        link.heal()
+
+
 def test_ids_of_a_session_that_has_ended_are_free_at_once(member: Make) -> None:
     ended, other = member("ended"), member("other")
     ended.register.hold(ID)
     ended.register.write(ID, ENTRY)
-    ended.session.close()
+    ended.lease.close()
     assert not ended.register.is_sure(ID)
     assert other.register.hold(ID) == ENTRY
 

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from kazoo.client import KazooClient
 
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import until
+from integration_tests.clients import expire, until
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
@@ -41,17 +40,6 @@ from rollbridge_devcluster.state import free_port
 def session(cluster: AnyCluster, root: str) -> Iterator[ZooKeeperSession]:
     with ZooKeeperSession(cluster.zookeeper, root=root, session_timeout_s=4.0, name="test") as session:
         yield session
-
-
-def expire(cluster: AnyCluster, session: ZooKeeperSession) -> None:
-    """End a session as ZooKeeper would: by another connection that takes it over and closes it.
-
-    Its own client must not be faster to take it back.
-    """
-    client = KazooClient(cluster.zookeeper, client_id=session._client.client_id)
-    client.start()
-    client.stop()
-    client.close()
 
 
 class Relay(Link):

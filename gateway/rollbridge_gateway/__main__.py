@@ -28,6 +28,7 @@ from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metrics import ProcessSamples
 from rollbridge.observe.http_service import Endpoint, Probe
 from rollbridge_gateway.producer.ids import Register
+from rollbridge_gateway.producer.writes import END_S
 from rollbridge_gateway.server.metrics import FAMILIES
 from rollbridge_gateway.server.server import Server
 from rollbridge_gateway.settings import GatewaySettings, split_address
@@ -83,7 +84,12 @@ def connected(settings: GatewaySettings) -> Bridge:
     """Return the connection whose clients the transactional ids are."""
     connection = settings.connection
     # Producers wait for a savepoint behind each request, so nothing is gained by holding frames back.
-    options = ClientOptions(client_names_max=settings.ids_max + 1, open_transactions_max=2 * settings.ids_max)
+    options = ClientOptions(
+        commit_timeout_s=END_S,
+        admin_timeout_s=END_S,
+        client_names_max=settings.ids_max + 1,
+        open_transactions_max=2 * settings.ids_max,
+    )
     return connect(
         connection.bootstrap_servers,
         zookeeper=connection.zookeeper,
@@ -212,7 +218,7 @@ PREFIX: Final = "ROLLBRIDGE_GATEWAY"
 @click.option("--under-way-bytes-max", type=int, help="Bytes of all requests under way (default: 256 MiB).")
 @click.option("--answer-bytes-max", type=int, help="Bytes of answers not taken yet (default: 256 MiB).")
 @click.option("--writers", type=int, help="Threads for what may take long to write (default: 8).")
-@click.option("--workers", type=int, help="Threads that wait for leaders and ZooKeeper (default: 64).")
+@click.option("--workers", type=int, help="Threads for each group's leader, and for ZooKeeper (default: 64).")
 @click.option("--certificate", metavar="FILE", help="Certificate, if clients' connections are to be encrypted.")
 @click.option("--key", metavar="FILE", help="Its private key, unless it is in the same file.")
 @click.option("--client-ca", metavar="FILE", help="Authorities of clients' certificates, which are demanded then.")

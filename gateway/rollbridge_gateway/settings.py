@@ -76,7 +76,7 @@ class GatewaySettings:
     writers: int = option(8, low=1, high=256)
     """Threads that write what may take long: large or compressed batches, or for which there is no room at once."""
     workers: int = option(64, low=4, high=1_024)
-    """Threads that wait for leaders and ZooKeeper."""
+    """Threads that wait for the leader of a transaction group, for each group; and as many that wait for ZooKeeper."""
     certificate: str = ""
     """File of the certificate for clients' connections; empty: they are not encrypted."""
     key: str = ""

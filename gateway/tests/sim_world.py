@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rollbridge.base.effects import AnyEffect, Steps, UnderWay
-from rollbridge.errors import GroupMismatchError
+from rollbridge.buffer.savepoints import notes_bytes, notes_fault
+from rollbridge.errors import GroupMismatchError, InvalidRequestError
 from rollbridge_gateway.producer.expiration import (
     BucketMark,
     Dated,
@@ -44,6 +45,7 @@ from rollbridge_gateway.producer.procedures import (
     LostByOthersError,
     NothingWrittenError,
     OffsetToCommit,
+    OutcomeLostError,
     RefusedError,
     Resume,
     Save,
@@ -400,7 +402,7 @@ class Gateway:
         while (effect := under_way.look_ahead()) is not None:
             try:
                 under_way.reply((yield from self._carry_out(effect, hold)))
-            except (LostByOthersError, NothingWrittenError, RefusedError) as fault:
+            except (LostByOthersError, NothingWrittenError, OutcomeLostError, RefusedError) as fault:
                 under_way.refuse(fault)
         return under_way.result
 
@@ -494,6 +496,9 @@ class Gateway:
                 hold.offsets[offsets.group] = offsets if known is None else known.joined(offsets)
             case Save(notes):
                 assert hold.txn is not None
+                in_force = {**hold.txn.notes, **notes}
+                if why := notes_fault(notes, len(in_force), notes_bytes(in_force)):
+                    raise InvalidRequestError(why)
                 ticket = Ticket(hold.txn, hold.tail, notes, dict(hold.offsets))
                 hold.tail, hold.txn.strays = [], []
                 if world.dice.random() < 0.2:

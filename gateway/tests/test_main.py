@@ -6,13 +6,15 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
 from rollbridge.base.metrics import Histogram, Sample
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError, UnavailableError
-from rollbridge_gateway.__main__ import PREFIX, FromLoop, main
+from rollbridge_gateway.__main__ import PREFIX, FromLoop, connected, main
+from rollbridge_gateway.producer.writes import SAVE_S
 from rollbridge_gateway.server.metrics import CONNECTIONS, REQUESTS, Counts
 from rollbridge_gateway.settings import GatewaySettings
 
@@ -94,3 +96,11 @@ def test_options_are_variables_too(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = ConnectionSettings(bootstrap_servers="b:1", zookeeper="z:1")
     with pytest.raises(ConfigError, match="metrics: 'nowhere' is not HOST:PORT"):
         GatewaySettings(connection=connection, metrics="nowhere")
+
+
+def test_no_leader_is_waited_for_longer_than_clients_wait_for_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr("rollbridge_gateway.__main__.connect", lambda *servers, **options: given.update(options))
+    connected(GatewaySettings(connection=ConnectionSettings(bootstrap_servers="b:1", zookeeper="z:1")))
+    options = given["options"]
+    assert max(options.commit_timeout_s, options.admin_timeout_s) < SAVE_S

@@ -6,6 +6,8 @@ import asyncio
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +29,15 @@ from rollbridge_gateway.producer.procedures import (
     WriteEntry,
 )
 from rollbridge_gateway.producer.table import Entry, Pair, Step
-from rollbridge_gateway.producer.writes import PROMPT_BYTES, PROMPT_RECORDS, Producers, Serving, Settling, Ticket
+from rollbridge_gateway.producer.writes import (
+    PROMPT_BYTES,
+    PROMPT_RECORDS,
+    LeaderThreads,
+    Producers,
+    Serving,
+    Settling,
+    Ticket,
+)
 from rollbridge_gateway.protocol.batch_rewrite import ProducedBatch
 
 STREAM, OTHER = "scope/stream", "scope/other"
@@ -97,10 +107,35 @@ class Register:
     def release(self, name: str) -> None:
         self.released.append(name)
 
+    def entries(self, names: list[str]) -> list[Entry | None]:
+        return [entry_of(name) for name in names]
+
+    def hold(self, name: str, *, takes_over: bool) -> Entry | None:
+        return entry_of(name)
+
+
+def entry_of(name: str) -> Entry | None:
+    """What is on record of an id, by its name: ``new``, or the stream that it has written to and a number."""
+    stream, _, number = name.partition("-")
+    return Entry(name, Pair(1, 1), 1_000, home=f"scope/{stream}") if number else None
+
 
 class Bridge:
     def nonblocking_thread(self, thread: int) -> None:
         self.thread = thread
+
+    def client(self, name: str) -> Any:
+        return SimpleNamespace(only_while=lambda guard: None)
+
+
+LEADERS = 2
+PATIENCE_S = 60.0
+"""How long what is served meanwhile may take."""
+
+
+def leaders() -> LeaderThreads:
+    """Two threads for each stream's leader: each is of a group of its own."""
+    return LeaderThreads(LEADERS, lambda stream: stream)
 
 
 def no_room() -> Exception:
@@ -140,8 +175,8 @@ def carried_out(
 
     async def body() -> tuple[list[Any] | Exception, TransactionClient, Serving, Register]:
         register, bridge, rolling = Register(), Bridge(), TransactionClient(faults or {})
-        with ThreadPoolExecutor(1) as writers, ThreadPoolExecutor(1) as others:
-            known: Any = Producers(bridge, register, writers, others, 10, 1_000)  # type: ignore[arg-type]
+        with ThreadPoolExecutor(1) as pool, closing(leaders()) as waiting:
+            known: Any = Producers(bridge, register, pool, waiting, pool, 10, 1_000)  # type: ignore[arg-type]
             assert bridge.thread == threading.get_ident()
             serving = known._serving("id")
             serving.held, serving.rolling = IdState(Entry("id", Pair(1, 1), 1_000)), rolling
@@ -289,15 +324,45 @@ def test_an_answer_leaves_the_id_as_it_is() -> None:
         raise RefusedError(Step.STALE, "over")
 
     async def body() -> None:
-        with ThreadPoolExecutor(1) as pool:
+        with ThreadPoolExecutor(1) as pool, closing(leaders()) as waiting:
             rolling = TransactionClient({})
-            known: Any = Producers(Bridge(), Register(), pool, pool, 10, 1_000)  # type: ignore[arg-type]
+            known: Any = Producers(Bridge(), Register(), pool, waiting, pool, 10, 1_000)  # type: ignore[arg-type]
             serving = known._serving("id")
             serving.held, serving.rolling = IdState(Entry("id", Pair(1, 1), 1_000)), rolling
             with pytest.raises(RefusedError):
                 await known.run("id", refused, writes=True)
             assert not rolling.is_dropped
             assert serving.held is not None
+
+    asyncio.run(body())
+
+
+def test_a_leader_that_hangs_holds_up_the_ids_of_its_group_alone() -> None:
+    """However many they are: those of other groups, new ones, and what waits for ZooKeeper are served meanwhile."""
+    answers = threading.Event()
+
+    def waits(held: IdState) -> Steps[str]:
+        answers.wait(PATIENCE_S)
+        yield from ()
+        return "late"
+
+    def answered(held: IdState) -> Steps[str]:
+        yield from ()
+        return "at once"
+
+    async def body() -> None:
+        with ThreadPoolExecutor(1) as pool, closing(leaders()) as waiting:
+            known: Any = Producers(Bridge(), Register(), pool, waiting, pool, 10, 1_000)  # type: ignore[arg-type]
+            stuck = [asyncio.create_task(known.run(f"stream-{number}", waits)) for number in range(2 * LEADERS)]
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    for name in ("other-1", "new", "other-2", "other-1"):
+                        assert await known.run(name, answered) == "at once"
+                    assert await asyncio.get_running_loop().run_in_executor(pool, lambda: True), "as Metadata is asked"
+                assert not any(task.done() for task in stuck)
+            finally:
+                answers.set()
+            assert set(await asyncio.gather(*stuck)) == {"late"}
 
     asyncio.run(body())
 

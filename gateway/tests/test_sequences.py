@@ -69,14 +69,15 @@ def test_each_batch_counts_once_however_often_it_comes(sizes: list[int], start: 
     for size in sizes:
         sent.append((first, size))
         first = following(last_of(first, size))
-    sequences, taken = Sequences(), []
+    sequences, taken, notes = Sequences(), [], dict[str, bytes]()
     for at, (first, size) in enumerate(sent):
         for again in data.draw(st.lists(st.integers(max(0, at - KEPT), at - 1), max_size=3)) if at else []:
             assert sequences.judge(WHERE, 0, *sent[again], v2=False) is SequenceVerdict.DUPLICATE
         if data.draw(st.booleans()):  # another gateway goes on from the notes
-            sequences = Sequences.restored(sequences.all_notes())
+            sequences = Sequences.restored(notes)
         assert sequences.judge(WHERE, 0, first, size, v2=False) is SequenceVerdict.NEW
         sequences.take(WHERE, 0, first, size)
+        notes |= sequences.notes()
         taken.append((first, size))
     assert taken == sent
 
@@ -95,7 +96,7 @@ def test_a_note_is_read_as_it_was_written(seen: SeenBatches) -> None:
 
 @given(st.dictionaries(st.tuples(st.text(max_size=20), st.integers(0, 99)), SEEN, max_size=5))
 def test_all_notes_are_restored(seen: dict[tuple[str, int], SeenBatches]) -> None:
-    notes = {**Sequences(dict(seen)).all_notes(), "o-group": b"not ours"}
+    notes = {**Sequences(dict(seen), set(seen)).notes(), "o-group": b"not ours"}
     assert Sequences.restored(notes).seen == seen
 
 

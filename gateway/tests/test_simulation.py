@@ -34,6 +34,7 @@ from rollbridge_gateway.producer.procedures import (
     IdState,
     Incoming,
     OffsetToCommit,
+    OutcomeLostError,
     RefusedError,
     Resume,
     SequenceGapError,
@@ -447,6 +448,53 @@ def test_what_ends_while_it_is_taken_over_is_lost_and_does_not_begin_again() -> 
     with pytest.raises(RefusedError):
         second.run(lambda held: procedures.end(held, pair, 9, 0, commit=True, v2=True))
     assert not world.committed
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_notes_are_those_of_a_transaction_however_many_partitions_its_producer_has_written_to(v2: bool) -> None:
+    world = World(random.Random(1), 0)
+    first, second = Gateway(world), Gateway(world)
+    pair = first.run(lambda held: procedures.start(held, "id", 60_000, 7, 0)).pair
+
+    def transaction(partitions: range) -> Pair:
+        items = [Incoming((TOPIC, at), STREAMS[0], pair, 0, 1, [at]) for at in partitions]
+        if not v2:
+            first.run(lambda held: procedures.add(held, pair, STREAMS[0], 0))
+        for gateway in (first, second, first):  # the last two take it over, with its notes alone
+            written = gateway.run(lambda held: procedures.write(held, pair, items, 0, v2=v2))
+            assert written.faults == [None] * len(items)
+        return first.run(lambda held: procedures.end(held, pair, 9, 0, commit=True, v2=v2))
+
+    for begin in range(0, 4_000, 100):
+        pair = transaction(range(begin, begin + 100))
+    assert world.committed == list(range(4_000))
+
+
+def test_what_was_begun_and_of_which_nobody_will_ever_tell_has_not_begun_for_its_producer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(random.Random(1), 0)
+    first, second = Gateway(world), Gateway(world)
+    pair = first.run(lambda held: procedures.start(held, "id", 60_000, 7, 0)).pair
+
+    def write(held: IdState) -> Steps[Any]:
+        return procedures.write(held, pair, [Incoming((TOPIC, 0), STREAMS[0], pair, 0, 1, ["once"])], 0, v2=True)
+
+    first.run(write, wait=False)
+    [txn] = world.txns.values()
+    assert txn.saved_offsets is None, "nothing was acknowledged"
+    txn.is_durable = True
+    finish = Gateway._finish
+
+    def lose(self: Gateway, commit: bool, reason: str, hold: Hold) -> None:
+        monkeypatch.setattr(Gateway, "_finish", finish)
+        world.txns.clear()
+        raise OutcomeLostError("the commit log was emptied")
+
+    monkeypatch.setattr(Gateway, "_finish", lose)
+    assert second.run(write).faults == [None]
+    second.run(lambda held: procedures.end(held, pair, 9, 0, commit=True, v2=True))
+    assert world.committed == ["once"]
 
 
 @pytest.mark.long

@@ -70,7 +70,7 @@ class Server:
         self.refused: list[str] = []
         self.topics = self
         self.partitions = 8
-        self.known = KnownTopic({TOPIC: "sales/orders"}, frozenset((TOPIC,)), {TOPIC: f"{TOPIC}.b"}, {}, {}, {})
+        self.known = KnownTopic({TOPIC: "sales/orders"}, frozenset((TOPIC,)), {TOPIC: f"{TOPIC}.b"}, {}, {}, {}, {})
 
     def count_written(self, batches: Any, faults: Any) -> None:
         pass

@@ -8,7 +8,7 @@ import pytest
 
 from rollbridge.base.ids import TransactionId
 from rollbridge.client.futures import Completion
-from rollbridge.commitlog.control import ControlKind, ControlRecord
+from rollbridge.commitlog.control import EXPIRED, ControlKind, ControlRecord
 from rollbridge.errors import OutcomeUnknownError
 from rollbridge_gateway.producer.procedures import OutcomeLostError
 from rollbridge_gateway.producer.transactions import TransactionClient
@@ -26,12 +26,15 @@ class Late:
         raise OutcomeUnknownError("not answered in time", transaction=str(ID))
 
 
-def finish(txn: Late) -> TransactionClient:
+def of(txn: Late) -> TransactionClient:
     client: Any = object()
     rolling = TransactionClient(client)
     rolling._txn = txn  # type: ignore[assignment]
-    rolling.finish(commit=True, reason="", timeout_s=0)
     return rolling
+
+
+def finish(txn: Late) -> None:
+    of(txn).finish(commit=True, reason="", timeout_s=0)
 
 
 @pytest.mark.parametrize("kind", [ControlKind.COMMIT, ControlKind.ABORT, None])
@@ -48,3 +51,24 @@ def test_an_end_of_which_nobody_will_ever_tell_is_lost() -> None:
     txn.completion.give_up("the commit log was emptied")
     with pytest.raises(OutcomeLostError):
         finish(txn)
+
+
+@pytest.mark.parametrize("kind", [ControlKind.COMMIT, ControlKind.ABORT])
+def test_a_transaction_that_has_ended_is_not_open_whoever_has_ended_it(kind: ControlKind) -> None:
+    """Its producer may have died, and its lease run out: nobody asks for its end, and the id is let go of."""
+    txn = Late()
+    rolling = of(txn)
+    assert rolling.is_open
+    txn.completion.settle(ControlRecord(ID, kind, "gateway", 0, 0, 1, reason=EXPIRED).encode_value(), 5)
+    assert not rolling.is_open
+
+
+def test_one_of_which_nobody_will_ever_tell_is_kept_until_its_producer_has_heard_of_that() -> None:
+    """The label of an id with transactions v1 leads to the transaction before it."""
+    txn = Late()
+    rolling = of(txn)
+    txn.completion.give_up("the commit log was emptied")
+    assert rolling.is_open
+    with pytest.raises(OutcomeLostError):
+        rolling.finish(commit=True, reason="", timeout_s=0)
+    assert not rolling.is_open

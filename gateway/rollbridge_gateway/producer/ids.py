@@ -65,6 +65,9 @@ from rollbridge_gateway.server.metrics import HANDOVERS
 # No clocks are compared; they only have to run at about the same rate (:data:`MARGIN`). Where the
 # node is gone the life is over, too, however it went: by such a deletion, with the holder's session, of which the
 # time-out is twice as long, or because the holder has ended.
+#
+# So it is with the nodes of ids, since they belong to the session that writes the lease. They would not do in another
+# one: ZooKeeper may have ended that, and removed its nodes, while a server without a leader answers its pings on.
 
 
 SURE_SHARE: Final = 0.5
@@ -146,10 +149,11 @@ class Register:
         """Start with nothing held, and not alive before the first :meth:`turn`.
 
         Args:
-            session: A session of the gateway's own, with a short time-out.
-            lease: Another one for the lease alone, so that it never waits behind what clients ask for.
+            session: A session for entries and lists, of any length.
+            lease: Another one, with a short time-out, for the lease and what ends with it: the nodes of the gateway and
+                of the ids that it holds. So the lease never waits behind sweeps and lists.
             name: Name of the gateway.
-            session_timeout_s: Time-out of the session.
+            session_timeout_s: Time-out of that.
             lost: Called with a client name that another gateway asks for, or that is held no more; from any thread.
                 Answer with :meth:`release`.
         """
@@ -172,7 +176,6 @@ class Register:
         self._began_s = self._written_s = float("nan")
         self.lives_lost = 0
         self.handovers = dict.fromkeys(HANDOVERS, 0)
-        session.on_state(self._state_changed)
         lease.on_state(self._state_changed)
 
     # Gateways
@@ -182,19 +185,19 @@ class Register:
         with self._announcing:
             self._me = gateway
             path, value = paths.gateway(gateway.name), replace(gateway, life=self._id).to_json()
-            found = self._session.get(path)
-            if found is not None and found.owner_session_id == self._session.session_id:
+            found = self._lease.get(path)
+            if found is not None and found.owner_session_id == self._lease.session_id:
                 if found.value != value:
-                    self._session.set(path, value)
+                    self._lease.set(path, value)
                 return
             if found is not None:
-                self._session.delete(path)  # of an earlier session
-            self._session.create(path, value, ephemeral=True, parents=True)
+                self._lease.delete(path)  # of an earlier session
+            self._lease.create(path, value, ephemeral=True, parents=True)
 
     def withdraw(self, name: str) -> None:
         """Tell the others that this gateway goes."""
         self._me = None
-        self._session.delete(paths.gateway(name))
+        self._lease.delete(paths.gateway(name))
 
     def gateways(self, changed: Callable[[], None] | None = None) -> list[Gateway]:
         """Return the live gateways; ``changed`` is called once, when that may have changed."""
@@ -288,10 +291,10 @@ class Register:
         gateway = node.value.decode(errors="replace")
         logger.warning("lease.expired gateway=%s: it has stalled or died; its ids are free", gateway)
         # The contents of a lease are for people: any client may have written it.
-        for found, said in registered(self._session, self._session.children(LIVE)):
+        for found, said in registered(self._lease, self._lease.children(LIVE)):
             if said.life == life:
                 with suppress(NodeVersionMismatchError):  # it has begun another life
-                    self._session.delete(paths.gateway(said.name), found.version)
+                    self._lease.delete(paths.gateway(said.name), found.version)
 
     def _state_changed(self, state: SessionState) -> None:
         if state is SessionState.LOST:
@@ -316,8 +319,8 @@ class Register:
                 self.confirm()
             number = self._id
             mine = Holder(self._name, number).encode()
-            node, found = self._session.get_many([paths.gateway_id(name), path])
-            if found is None or found.owner_session_id == self._session.session_id:
+            node, found = self._lease.get_many([paths.gateway_id(name), path])
+            if found is None or found.owner_session_id == self._lease.session_id:
                 taken = [] if found is None else [DeleteNode(path, found.version)]
                 if self._take(name, mine, node, taken):
                     break
@@ -337,9 +340,9 @@ class Register:
         path = paths.gateway_holder(name)
         entry = [] if node is None else [SetNode(paths.gateway_id(name), node.value, node.version)]
         try:
-            self._session.multi([*before, CreateNode(path, mine, ephemeral=True), *entry])
+            self._lease.multi([*before, CreateNode(path, mine, ephemeral=True), *entry])
         except NodeMissingError:
-            self._session.ensure(path.rpartition("/")[0])
+            self._lease.ensure(path.rpartition("/")[0])
         except (NodeExistsError, NodeVersionMismatchError):
             pass
         else:
@@ -377,17 +380,17 @@ class Register:
         """
         path, holder = paths.gateway_holder(name), Holder.decode(found.value)
         try:
-            if not _LIFE.fullmatch(holder.life) or self._session.exists(f"{LEASES}/{holder.life}") is None:
-                self._session.delete(path, found.version)
+            if not _LIFE.fullmatch(holder.life) or self._lease.exists(f"{LEASES}/{holder.life}") is None:
+                self._lease.delete(path, found.version)
                 return
             if not asks:
                 raise ElsewhereError(f"another gateway serves {name}, and this client is not one of ours; look again")
             if not holder.wanted_by:
-                self._session.set(path, holder._replace(wanted_by=self._name).encode(), found.version)
+                self._lease.set(path, holder._replace(wanted_by=self._name).encode(), found.version)
         except (NodeMissingError, NodeVersionMismatchError):
             return
         gone = threading.Event()
-        if self._session.exists(path, gone.set) is not None:
+        if self._lease.exists(path, gone.set) is not None:
             gone.wait(_LOOK_S)
 
     def write(self, name: str, entry: Entry) -> None:
@@ -417,9 +420,9 @@ class Register:
         self._lives.pop(name, None)
         path = paths.gateway_holder(name)
         try:
-            found = self._session.get(path)
-            if found is not None and found.owner_session_id == self._session.session_id:
-                self._session.delete(path)
+            found = self._lease.get(path)
+            if found is not None and found.owner_session_id == self._lease.session_id:
+                self._lease.delete(path)
         except (RollbridgeError, UnknownWriteError) as fault:
             logger.info("id.release_failed client=%s: %s", name, fault)
 
@@ -438,8 +441,8 @@ class Register:
 
     def _watch(self, name: str, mine: bytes) -> None:
         number = self._lives[name]
-        found = self._session.get(paths.gateway_holder(name), lambda: self._changed(name, number))
-        if found is None or found.owner_session_id != self._session.session_id or found.value != mine:
+        found = self._lease.get(paths.gateway_holder(name), lambda: self._changed(name, number))
+        if found is None or found.owner_session_id != self._lease.session_id or found.value != mine:
             raise NotHeldError(f"another gateway wants {name}; ask again")
 
     def _changed(self, name: str, number: str) -> None:

@@ -243,7 +243,6 @@ class IdState:
         entry: What is on record; None if the id is new.
         producer: Its producer; None until a request with a pair has come.
         sequences: What was taken of each partition.
-        is_marked: True if a savepoint of the open transaction has all sequence numbers.
         fresh_ms: Age of the entry from which on the begin or end of a transaction writes it again.
         has_records: True if something was written here in the open transaction.
         has_offsets: True if offsets were sent here in the open transaction.
@@ -252,7 +251,6 @@ class IdState:
     entry: Entry | None = None
     producer: ProducerState | None = None
     sequences: Sequences = field(default_factory=Sequences)
-    is_marked: bool = False
     fresh_ms: int = DAY_MS
     has_records: bool = False
     has_offsets: bool = False
@@ -615,13 +613,12 @@ def _find(held: IdState, pair: Pair, previous: Previous | None) -> Steps[tuple[P
         notes = yield from Resume(transaction)
         if notes is None:
             # Its gateway has died before anything was acknowledged: the producer sends all of it again. Or it has
-            # ended since, with what was acknowledged.
-            with suppress(RefusedError):
+            # ended since, with what was acknowledged. One whose outcome is lost has not begun for the producer, either.
+            with suppress(RefusedError, OutcomeLostError):
                 yield from Finish(commit=False, reason=UNACKNOWLEDGED)
             known, reason, _ = yield from FindLabel((kept or pair).label)
         else:
             held.sequences = Sequences.restored(notes)
-            held.is_marked = True
     return found(pair, known, reason, previous, kept), known is not KnownEnd.NONE
 
 
@@ -657,9 +654,7 @@ def _open(
 
 
 def _save(held: IdState) -> Steps[Any]:
-    notes = held.sequences.notes() if held.is_marked else held.sequences.all_notes()
-    held.is_marked = True
-    return (yield from Save(notes))
+    return (yield from Save(held.sequences.notes()))
 
 
 def _renew(held: IdState, end: PairEnd, random: int, now_ms: int) -> Steps[None]:
@@ -688,7 +683,7 @@ def _record(held: IdState, entry: Entry) -> Steps[None]:
 
 
 def _forget_transaction(held: IdState) -> None:
-    held.is_marked = held.has_records = held.has_offsets = False
+    held.has_records = held.has_offsets = False
 
 
 def _refusal(step: Step, producer: ProducerState, pair: Pair) -> RefusedError:

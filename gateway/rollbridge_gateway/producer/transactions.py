@@ -12,7 +12,7 @@ from datetime import timedelta
 from rollbridge.base.deadlines import Deadline
 from rollbridge.base.ids import local_sequence
 from rollbridge.client.client import Client
-from rollbridge.client.futures import PartStream
+from rollbridge.client.futures import Completion, PartStream
 from rollbridge.client.savepoints import SavepointFuture
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import (
@@ -54,8 +54,8 @@ class TransactionClient:
 
     @property
     def is_open(self) -> bool:
-        """True if a transaction is open here."""
-        return self._txn is not None
+        """True if a transaction is open here, or its outcome is lost, which only this client can tell."""
+        return self._txn is not None and (not self._txn.completion.settled or _is_lost(self._txn.completion))
 
     def drop(self) -> None:
         """Forget the open transaction, which stays open."""
@@ -219,14 +219,19 @@ class TransactionClient:
         except AlreadyCommittedError as fault:
             raise RefusedError(Step.INVALID, str(fault)) from fault
         except OutcomeUnknownError as fault:
-            completion = txn.completion
             # One that was decided right after its time was over is asked for again.
-            if completion.settled and isinstance(completion.error(), OutcomeUnknownError):
-                raise OutcomeLostError(str(fault)) from fault
-            raise
+            if not _is_lost(txn.completion):
+                raise
+            self.drop()
+            raise OutcomeLostError(str(fault)) from fault
         self.drop()
 
     def _open(self) -> Transaction:
         if self._txn is None:
             raise UnavailableError("the transaction is not open at this gateway any more; ask again")
         return self._txn
+
+
+def _is_lost(completion: Completion) -> bool:
+    """Return whether the outcome of a transaction will never be known here."""
+    return completion.settled and isinstance(completion.error(), OutcomeUnknownError)

@@ -5,7 +5,8 @@ what was written, happens outside, so that several requests are under way.
 
 A procedure that writes begins on the event loop's own thread, which spares most requests a change of threads: small
 batches of an open transaction are handed over without a wait. At the first effect that may wait, or where the client
-has no room at once, a thread of a pool continues it. All others are carried out on such a thread.
+has no room at once, a thread of a pool continues it. All others are carried out on a thread of the transaction group
+that the id wrote to last: a leader that hangs holds up the ids of its group, however many, and no others.
 
 An id is dropped here, with its open :class:`~rollbridge.Transaction`, at each error that its procedure did not foresee,
 and when another gateway wants it. Dropping equals a death of this gateway: nothing more is acknowledged, and the next
@@ -20,7 +21,7 @@ import threading
 import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -131,12 +132,40 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 END_S: Final = 20.0
-"""Longest wait for an outcome; then the client asks again, for other requests wait behind it."""
+"""Longest wait for a leader's answer; then the client asks again, for other requests wait behind it."""
 SAVE_S: Final = 25.0
 """Longest wait for a savepoint to reach the brokers; clients wait 30 s for an answer."""
 _WRITES: Final = (Carry, AddOffsets)
 _ANSWERS: Final = (NotDoneError, InvalidRequestError, NotFoundError)
 """Errors that leave an id as it is: nothing was written."""
+
+
+class LeaderThreads:
+    """Threads that wait for leaders, as many for each transaction group. Belongs to one event loop."""
+
+    def __init__(self, most: int, group_of: Callable[[str], str]) -> None:
+        """Start without any.
+
+        Args:
+            most: Most threads of a group.
+            group_of: Returns the group of a stream; empty if it is not known.
+        """
+        self._most = most
+        self._group_of = group_of
+        self._pools: dict[str, ThreadPoolExecutor] = {}
+
+    def of(self, stream: str) -> Executor:
+        """Return those of a stream's group; those of ids that have written to none for an empty name."""
+        group = self._group_of(stream)
+        found = self._pools.get(group)
+        if found is None:
+            found = self._pools[group] = ThreadPoolExecutor(self._most, f"leader {group}")
+        return found
+
+    def close(self) -> None:
+        """Begin nothing any more."""
+        for pool in self._pools.values():
+            pool.shutdown(wait=False, cancel_futures=True)
 
 
 class Ticket(NamedTuple):
@@ -205,6 +234,7 @@ class Producers:
         bridge: Bridge,
         register: Register,
         writers: Executor,
+        leaders: LeaderThreads,
         others: Executor,
         ids_max: int,
         fresh_ms: int,
@@ -214,13 +244,15 @@ class Producers:
         Args:
             register: Register of held ids; its ``lost`` is :meth:`wanted`.
             writers: Threads for what writes and may not be written on the loop's own.
-            others: Threads for what waits for leaders and ZooKeeper.
+            leaders: Threads for what waits for leaders.
+            others: Threads for what waits for ZooKeeper alone, and never for long.
             ids_max: Most ids that are served at once; those that are not in use make room.
             fresh_ms: Age of an entry from which on the use of its id shows in it.
         """
         self._bridge = bridge
         self._register = register
         self._writers = writers
+        self._leaders = leaders
         self._pool = others
         self._ids_max = ids_max
         self._fresh_ms = fresh_ms
@@ -269,7 +301,8 @@ class Producers:
             serving.used_s = time.monotonic()
             try:
                 if not writes or not self._is_at_hand(serving):
-                    return await self._loop.run_in_executor(self._pool, self._carry_out, serving, make, takes_over)
+                    threads = await self._threads_of(serving)
+                    return await self._loop.run_in_executor(threads, self._carry_out, serving, make, takes_over)
                 assert serving.held is not None
                 progress = Progress(make(serving.held))
                 if not self._advance(serving, progress, may_wait=False):
@@ -284,6 +317,17 @@ class Producers:
                     with suppress(RuntimeError):  # the gateway ends, and with it what it holds
                         await self._loop.run_in_executor(self._writers, self._close, serving)
                 raise
+
+    async def _threads_of(self, serving: Serving) -> Executor:
+        """Return the threads for an id by its entry, which is read before another gateway is asked to let go of it.
+
+        That one may be waiting for the same leader.
+        """
+        if serving.held is not None:
+            entry = serving.held.entry
+        else:
+            (entry,) = await self._loop.run_in_executor(self._pool, self._register.entries, [serving.name])
+        return self._leaders.of("" if entry is None else entry.home)
 
     def _is_at_hand(self, serving: Serving) -> bool:
         return serving.held is not None and not serving.is_wanted and self._register.is_sure(serving.name)

@@ -2,13 +2,14 @@
 
 A producer numbers its records per partition, from 0 in each epoch. A batch is new if it begins where the last one
 ended; it is a duplicate if it is exactly one of the last five that were taken; anything else is a gap. Another epoch
-than before begins again, with 0. Unlike a broker, a gateway knows nothing of a partition that has no transaction open
-on this producer's pair. There 0 comes first with transactions v2, of which each has an epoch of its own; with v1 any
-number may, as a producer keeps its epoch and its numbering from one transaction to the next.
+than before begins again, with 0. Unlike a broker, a gateway that takes a producer over knows nothing of a partition to
+which its open transaction has not written. There 0 comes first with transactions v2, of which each has an epoch of its
+own; with v1 any number may, as a producer keeps its epoch and its numbering from one transaction to the next.
 
-Taken batches are recorded in the notes of savepoints: a note per partition, of a few bytes. A takeover continues from
-the last savepoint, with exactly these numbers, so what a producer sends again is recognised if it counts, and written
-again if it does not.
+Taken batches are recorded in the notes of savepoints: a note per partition, of a few bytes, in the transaction that has
+written to it. So notes are bounded by the partitions of a transaction, not by those of a producer's life. A takeover
+continues from the last savepoint, with exactly these numbers, so what a producer sends again is recognised if it
+counts, and written again if it does not.
 
 ::
 
@@ -147,11 +148,6 @@ class Sequences:
         found = {note_of(where): encode(self.seen[where]) for where in sorted(self.fresh)}
         self.fresh.clear()
         return found
-
-    def all_notes(self) -> dict[str, bytes]:
-        """Return the notes of everything, for the first savepoint of a transaction."""
-        self.fresh.clear()
-        return {note_of(where): encode(seen) for where, seen in sorted(self.seen.items())}
 
     @classmethod
     def restored(cls, notes: Mapping[str, bytes]) -> Sequences:

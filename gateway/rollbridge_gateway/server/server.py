@@ -26,7 +26,7 @@ from rollbridge.version import __version__
 from rollbridge_gateway.producer.expiration import ALL_BUCKETS, IdExpiration
 from rollbridge_gateway.producer.ids import Register
 from rollbridge_gateway.producer.procedures import Incoming
-from rollbridge_gateway.producer.writes import Producers
+from rollbridge_gateway.producer.writes import LeaderThreads, Producers
 from rollbridge_gateway.protocol.versions import Api
 from rollbridge_gateway.protocol.wire import LENGTH_BYTES, Head, MalformedError
 from rollbridge_gateway.server.cluster import Departure, Departures, Gateway, View, chosen
@@ -124,12 +124,13 @@ class Server:
         self.broker_hosts: frozenset[str] = frozenset()
         self._writers = ThreadPoolExecutor(settings.writers, "writer")
         self._workers = ThreadPoolExecutor(settings.workers, "worker")
-        self._lease = ThreadPoolExecutor(1, "lease")  # alone: all workers may be waiting for leaders
+        self._leaders = LeaderThreads(settings.workers, lambda stream: self.topics.known.group_of.get(stream, ""))
+        self._lease = ThreadPoolExecutor(1, "lease")  # alone: all workers may be waiting for ZooKeeper
         self.listers = Listers()
         self.register = register_of(lambda name: self.producers.wanted(name))
         self._rest = IdExpiration.of(settings.expiration_days)
         self.producers = Producers(
-            bridge, self.register, self._writers, self._workers, settings.ids_max, self._rest.fresh_ms
+            bridge, self.register, self._writers, self._leaders, self._workers, settings.ids_max, self._rest.fresh_ms
         )
         self.coming = ByteBudget(settings.under_way_bytes_max // 2)
         self.room = ByteBudget(settings.under_way_bytes_max)
@@ -310,6 +311,7 @@ class Server:
             await asyncio.wait(self._clients, timeout=5)
         await self.producers.close()
         self._writers.shutdown(wait=False, cancel_futures=True)
+        self._leaders.close()
         self._workers.shutdown(wait=False, cancel_futures=True)
         self._lease.shutdown(wait=False, cancel_futures=True)
         self.listers.close()

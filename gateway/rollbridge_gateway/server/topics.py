@@ -38,6 +38,7 @@ class KnownTopic:
         virtual: Names that are no topics of the brokers'.
         buffers: A topic of rollbridge's own of each stream, whose rights are those of the stream.
         groups: Name of a stream of each transaction group.
+        group_of: Transaction group by stream.
         logs: Commit log of each transaction group.
         clashes: Stream by the name of its virtual topic, where brokers have a topic of that name, which wins.
     """
@@ -46,6 +47,7 @@ class KnownTopic:
     virtual: frozenset[str]
     buffers: Mapping[str, str]
     groups: Mapping[str, str]
+    group_of: Mapping[str, str]
     logs: Mapping[str, str]
     clashes: Mapping[str, str]
 
@@ -58,6 +60,7 @@ def known_of(configs: Iterable[StreamConfig], at_brokers: Collection[str]) -> Kn
         virtual=frozenset(topic for topic, config in names.streams.items() if not config.topic),
         buffers={topic: config.buffer_topic for topic, config in names.streams.items()},
         groups={str(config.group): str(config.name) for config in names.streams.values()},
+        group_of={str(config.name): str(config.group) for config in names.streams.values()},
         logs={str(config.group): config.group.commit_log_topic for config in names.streams.values()},
         clashes={topic: str(config.name) for topic, config in names.clashes.items()},
     )
