@@ -59,6 +59,7 @@ class Refusals:
         self.rng = random.Random(f"refusals{seed}")
         self.copies = random.Random(f"copies{seed}")
         self.offsets = random.Random(f"offsets{seed}")
+        self.unanswered = UNANSWERED
         self.denied: set[str] = set()
         self.topic = ""
         self.until_ms = 0
@@ -109,6 +110,7 @@ class Refusals:
         """Nothing is refused any more but what no broker takes."""
         self.topic = self.full = self.world.away = ""
         self.log_until_ms = 0
+        self.unanswered = 0.0
         self.rng = random.Random(0)
         self.is_over = True
 
@@ -161,10 +163,9 @@ class Refusals:
             case fx.Seal(places) if self.world.away in (topics := [topic for topic, _ in places]):
                 self.world.close(topics)
                 return fx.EffectRefusedError(effect, "its leader is away", code="seal-timeout", topic=self.world.away)
-            case fx.SendOffsets() if not self.is_over and self.world.holds_records(leader):
-                if self.offsets.random() < UNANSWERED:
-                    self.rounds += 1
-                    return fx.EffectRefusedError(effect, "the group took no offsets", code="REQUEST_TIMED_OUT")
+            case fx.SendOffsets() if self.world.holds_records(leader) and self.offsets.random() < self.unanswered:
+                self.rounds += 1
+                return fx.EffectRefusedError(effect, "the group took no offsets", code="REQUEST_TIMED_OUT")
             case fx.CommitRound() if self._merges() and self.rng.random() < 0.04:
                 self.rounds += 1
                 return fx.EffectRefusedError(effect, "it has taken too long", code="INVALID_TXN_STATE")

@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.tests import sim_actors
 from coordinator.tests.sim_actors import Client, settings_of
+from coordinator.tests.sim_refusals import UNANSWERED
 from coordinator.tests.sim_run import GROUP, STREAMS, Run
 from coordinator.tests.sim_truncation import history_of
 from rollbridge_coordinator.commit import plan
@@ -42,12 +43,13 @@ def large_settings(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderS
 class LargeRun(Run):
     """A simulated history of large commits."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, defects: frozenset[str] = frozenset()) -> None:
         self.since: tuple[int, frozenset[bytes], bytes] = (0, frozenset(), b"")
         """Since when the same transactions have kept places that the same one needs."""
         self.stopping = False
-        super().__init__(seed, is_calm=True)
+        super().__init__(seed, defects, is_calm=True)
         self.refusals.end()
+        self.refusals.unanswered = UNANSWERED
         self.clients = [Client(f"c{number}", self.world, [STREAMS[number % 2]], self.rng) for number in range(CLIENTS)]
 
     def run_on(self) -> None:
@@ -68,6 +70,7 @@ class LargeRun(Run):
                 self._lead()
                 self._look_at_places()
         self.stopping = True
+        self.refusals.unanswered = 0.0
 
     def _open_foreign(self) -> None:
         owner = min(self.foreign, default=0) - 1
@@ -128,8 +131,14 @@ def test_no_large_commit_waits_for_native_transactions_on_a_stream_of_others() -
         broken = run.go()
         assert not broken, f"seed {seed}: {broken[:5]}"
         done.update(run.world.done)
+        done.update(run.refusals.counts)
     assert done["prepare/GiveUp"] > 4, "places that were given to others"
     assert done["roll/TakeUp"] > 50
+    assert done["SendOffsets REQUEST_TIMED_OUT"] > 10
+
+
+def test_the_checks_catch_a_round_that_loses_its_records_and_goes_on() -> None:
+    assert any(LargeRun(seed, frozenset({"emptied-round"})).go() for seed in range(3))
 
 
 def test_the_checks_catch_who_keeps_a_place_while_it_waits(monkeypatch: pytest.MonkeyPatch) -> None:

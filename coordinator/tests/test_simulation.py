@@ -240,7 +240,6 @@ class Coverage:
         "CreateTopics POLICY_VIOLATION": 50,
         "AppendLate TOPIC_AUTHORIZATION_FAILED": 6,
         "AppendControl TOPIC_AUTHORIZATION_FAILED": 2,
-        "SendOffsets REQUEST_TIMED_OUT": 2,
         "closed in vain": 25,
     }
 
@@ -425,7 +424,6 @@ FOUND_FIRST = {
         "hasty-expiry",
         "stubborn-lease",
         "hasty-merge",
-        "emptied-round",
         "uncounted-preparations",
         *snapshots.SNAPSHOT_DEFECTS,
         *snapshots.ONGOING_DEFECTS,

@@ -711,7 +711,7 @@ class Interpreter:
                 logger.info('offsets.retry group=%s reason="%s"', self._group, fault)
                 self._current.init()
                 unanswered = f"consumer group {items[sent].group_id} took no offsets within {OFFSETS_S:g} s"
-                if self._taken is not None:  # with offsets alone its COMMIT would name records that nobody reads
+                if self._taken is not None:  # with offsets alone its COMMIT would name records that no reader sees
                     raise AppendRefusedError(unanswered, topic=None, kafka_error=NO_ANSWER) from fault
                 if deadline.passed():
                     return sent, unanswered

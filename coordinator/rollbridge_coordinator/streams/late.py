@@ -84,7 +84,7 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
 def _look(
     group: GroupState, stream: LedStream, item: Watched, end: int, stable: int | None, now_ms: int
 ) -> Steps[bool]:
-    """Forward what stands behind the end of a segment, if it is the stream's; return False if that must wait."""
+    """Forward the records behind the end of a segment, if they are the stream's; return False if that must wait."""
     _, segment = item
     place = stream.place_of(segment)
     if place[0] == stream.config.topic and not (yield from is_its_topic(stream.config)):
