@@ -6,6 +6,7 @@ What they write is checked like everything else. Each thread and each child note
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import os
 import random
 import signal
@@ -249,7 +250,7 @@ def _be_a_child(odd: Odd, transaction: rollbridge.Transaction, name: str, out: P
     """Use what was inherited, which is refused, and a connection of its own; gives an exit code."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.alarm(300)
+    faulthandler.dump_traceback_later(150, exit=True)  # before its parent is out of time; the log has where it stands
     inherited: dict[str, Callable[[bytes], object]] = {
         "a plain writer": lambda value: odd.writer.write(value, value),
         "a plain writer's flush": lambda _: odd.writer.flush(CALL_S),
