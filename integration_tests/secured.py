@@ -12,10 +12,12 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import psutil
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import (
     AclBinding,
     AclBindingFilter,
@@ -36,6 +38,7 @@ from integration_tests.backends.container_nodes import ContainerNode, KafkaConta
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.engine import host
 from integration_tests.links import Link
+from integration_tests.patience import eventually
 from rollbridge.config import ConnectionSettings
 from rollbridge.metadata.access import Resource, Right
 from rollbridge_devcluster.ephemeral import ProcessCluster
@@ -201,38 +204,57 @@ class Secured:
             change = UserScramCredentialUpsertion(user, kind, password(user).encode())
             for future in admin.alter_user_scram_credentials([change]).values():
                 future.result(120)
+            eventually(partial(_is_user, admin, user), f"the broker knows {user}")
 
     @contextmanager
     def denied(self, user: str, right: Right) -> Iterator[None]:
         """Meanwhile a user has not got a right, whatever else gives it."""
-        admin = AdminClient({"bootstrap.servers": self.inner})
         bindings = list(_bindings(user, right, AclPermissionType.DENY))
-        for future in admin.create_acls(bindings).values():
-            future.result(120)
+        self._grant(bindings)
         try:
             yield
         finally:
-            filters = [
-                AclBindingFilter(
-                    item.restype,
-                    item.name,
-                    item.resource_pattern_type,
-                    item.principal,
-                    item.host,
-                    item.operation,
-                    item.permission_type,
-                )
-                for item in bindings
-            ]
-            for future in admin.delete_acls(filters).values():
+            admin = AdminClient({"bootstrap.servers": self.inner})
+            for future in admin.delete_acls([_filter(item) for item in bindings]).values():
                 assert future.result(120)
+            eventually(lambda: not any(_holds(admin, item) for item in bindings), "the broker has dropped them")
 
     def allow(self, user: str, rights: Iterable[Right]) -> None:
         """Give a user rights."""
-        admin = AdminClient({"bootstrap.servers": self.inner})
-        wanted = dict.fromkeys(item for right in rights for item in _bindings(user, right))
-        for future in admin.create_acls(list(wanted)).values():
+        self._grant(dict.fromkeys(item for right in rights for item in _bindings(user, right)))
+
+    def _grant(self, bindings: Iterable[AclBinding]) -> None:
+        """Make rules and wait until the broker goes by them: the controller answers before brokers have heard."""
+        admin, wanted = AdminClient({"bootstrap.servers": self.inner}), list(bindings)
+        for future in admin.create_acls(wanted).values():
             future.result(120)
+        eventually(lambda: all(_holds(admin, item) for item in wanted), "the broker goes by them")
+
+
+def _is_user(admin: AdminClient, user: str) -> bool:
+    try:
+        known = admin.describe_user_scram_credentials([user])
+        assert isinstance(known, dict)
+        known[user].result(120)
+    except KafkaException:
+        return False
+    return True
+
+
+def _holds(admin: AdminClient, item: AclBinding) -> bool:
+    return item in admin.describe_acls(_filter(item)).result(120)
+
+
+def _filter(item: AclBinding) -> AclBindingFilter:
+    return AclBindingFilter(
+        item.restype,
+        item.name,
+        item.resource_pattern_type,
+        item.principal,
+        item.host,
+        item.operation,
+        item.permission_type,
+    )
 
 
 def _bindings(user: str, right: Right, permission: AclPermissionType = AclPermissionType.ALLOW) -> Iterator[AclBinding]:

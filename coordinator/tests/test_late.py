@@ -13,6 +13,7 @@ from coordinator.tests.makers import Bench
 from rollbridge.base.effects import AnyEffect, run
 from rollbridge.base.ids import SegmentId
 from rollbridge.errors import UnavailableError
+from rollbridge.metadata import paths
 from rollbridge.metadata.requests import AdminRequest, RequestKind
 from rollbridge.stream.config import Retention
 from rollbridge.stream.epochs import EpochHistory
@@ -235,6 +236,50 @@ def test_a_segment_whose_topic_is_gone_is_watched_no_longer_than_twice_its_time(
     answers.run(look_behind(group, 2 * WATCH_MS + 1_000))
     assert is_idle()
     assert "late-records.gone partition=sales.a.segment-0.epoch-0" in caplog.text
+
+
+def test_an_intent_to_copy_ends_with_the_segment_whose_records_are_gone(group: GroupState) -> None:
+    """Else retention and truncation of the stream would wait for it for good."""
+    stream = group.streams["sales/a"]
+    stream.late = LateNotes(forwarding=Forwarding(S0, 6, 10, {SegmentId.of(1, 1): 0}))
+    answers = Answers(set(), "")
+    answers.is_gone = True
+    answers.run(look_behind(group, 0))
+    assert notes_of(group).forwarding is not None, "its leader may only be away"
+    answers.run(look_behind(group, 2 * WATCH_MS))
+    assert notes_of(group).forwarding is None
+    assert b'"forwarding":null' in answers.nodes[paths.late(stream.config.name)].replace(b" ", b"")
+
+
+@pytest.mark.parametrize("how", ["removed", "replaced"])
+def test_an_intent_to_copy_ends_with_a_segment_that_is_the_streams_no_longer(how: str, group: GroupState) -> None:
+    stream = group.streams["sales/a"]
+    stream.late = LateNotes(forwarding=Forwarding(S0, 6, 10, {SegmentId.of(1, 1): 0}))
+    answers = Answers(set(), "")
+    if how == "removed":
+        stream.history = stream.history.with_removed([S0])
+    else:
+        stream.config = replace(stream.config, topic="orders", topic_id="first")
+        answers.topics = {"orders": "second"}
+    answers.run(look_behind(group, 0))
+    assert stream.late.forwarding is None
+    assert answers.committed == []
+
+
+def test_an_intent_to_copy_is_followed_up_however_long_ago_its_segment_was_sealed() -> None:
+    """A leader after it looks behind recently sealed segments only."""
+    group = Bench({"sales/a": 1}).group
+    stream = group.streams["sales/a"]
+    history = sealed_at(5)
+    for epoch in (2, 3):
+        record = history.plan_scale([epoch - 1], even_ranges(1), 0)
+        history = history.with_records(replace(record, sealed_ends={SegmentId.of(epoch - 1, epoch - 1): 0}))
+    stream.history = history
+    stream.late = LateNotes(forwarding=Forwarding(S0, 6, 10, {SegmentId.of(1, 1): 0}))
+    answers = Answers(set(), "")
+    answers.found = True
+    answers.run(look_behind(group, 100 * WATCH_MS))
+    assert stream.late.forwarding is None
 
 
 def test_nothing_is_deleted_while_it_is_not_known_whether_copies_are_there() -> None:

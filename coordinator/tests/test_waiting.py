@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 import pytest
 
 from coordinator.tests.makers import Bench
+from rollbridge.base.ids import SegmentId
 from rollbridge.metadata.changes import SUSPENDED, CommittingTransactions, StreamFault
 from rollbridge.metadata.requests import AdminRequest, RequestKind
 from rollbridge.stream.conditions import Leaderless
+from rollbridge.stream.late import Forwarding, LateNotes
 from rollbridge.stream.names import StreamName
 from rollbridge.stream.scaling import ScalingWait
 from rollbridge_coordinator.commit.waiting import CAUSES, WaitCause, WaitKind, changes_of, waits_of
@@ -89,6 +91,11 @@ def hold_policy(bench: Bench) -> None:
     bench.group.streams[ORDERS].scaling.wait = ScalingWait(StreamName.parse(ORDERS), "split 0: 12 are open", 2_600)
 
 
+def copy_late_records(bench: Bench) -> None:
+    segment = SegmentId.of(0, 0)
+    bench.group.streams[ORDERS].late = LateNotes(forwarding=Forwarding(segment, 6, 10, {SegmentId.of(1, 1): 0}))
+
+
 WAITS: Mapping[str, tuple[Callable[[Bench], None], WaitCause, WaitKind, int, int, str]] = {
     "scale": (hold_scale, WaitCause.OBSTACLES, WaitKind.SCALE, 2_000, 2_200, str(AWAY)),
     "roll": (hold_roll, WaitCause.OBSTACLES, WaitKind.ROLLING_COMMIT, 2_000, 2_200, str(AWAY)),
@@ -103,6 +110,7 @@ WAITS: Mapping[str, tuple[Callable[[Bench], None], WaitCause, WaitKind, int, int
     "answer": (await_end, WaitCause.REQUEST, WaitKind.REQUEST, 0, 0, "the end of transaction"),
     "no answer": (leave_unanswered, WaitCause.REQUEST, WaitKind.REQUEST, 0, 0, "ZooKeeper, which refuses"),
     "policy": (hold_policy, WaitCause.SCALING, WaitKind.STREAM, 2_600, 0, "split 0: 12 are open"),
+    "copies": (copy_late_records, WaitCause.LATE_RECORDS, WaitKind.STREAM, 0, 0, "copies of late records of segment 0"),
 }
 
 

@@ -6,6 +6,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, PartitionMetadata
 
 from integration_tests.backends.containers import ContainerCluster
+from integration_tests.patience import eventually
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 PARTITIONS = 6
@@ -14,8 +15,16 @@ PARTITIONS = 6
 
 @pytest.fixture
 def topic(ensemble: ContainerCluster, topic_prefix: str) -> str:
+    """A topic that each broker knows with its leaders: one that was just back hears of it later than the others."""
     TopicAdmin(ensemble.bootstrap_servers).create_topics([TopicSpec(name=topic_prefix, partitions=PARTITIONS)])
+    eventually(lambda: all(led(ensemble, topic_prefix, broker) for broker in ensemble.brokers), "all brokers know it")
     return topic_prefix
+
+
+def led(cluster: ContainerCluster, topic: str, asked: str) -> bool:
+    """Whether one broker names a leader of each partition."""
+    partitions = partitions_of(cluster, topic, asked)
+    return len(partitions) == PARTITIONS and all(partition.leader > 0 for partition in partitions.values())
 
 
 def in_sync(cluster: ContainerCluster, topic: str) -> bool:

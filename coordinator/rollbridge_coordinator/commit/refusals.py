@@ -65,11 +65,16 @@ def apart(group: GroupState, stream: str, task: str, part: Steps[T]) -> Steps[T 
     try:
         return (yield from part)
     except EffectRefusedError as refused:
-        yield from AbortRound()
-        group.predictor.log_end = group.draft = None
-        group.counts["chores_refused"] += 1
+        yield from clear_away(group)
         logger.warning('housekeeping.refused group=%s stream=%s task="%s": %s', group.name, stream, task, refused)
         return None
+
+
+def clear_away(group: GroupState) -> Steps[None]:
+    """Leave nothing of a refused chore in the round."""
+    yield from AbortRound()
+    group.predictor.log_end = group.draft = None
+    group.counts["chores_refused"] += 1
 
 
 def unsealed_fault(since_ms: int) -> StreamFault:

@@ -32,6 +32,7 @@ class WaitCause(StrEnum):
     UNKNOWN_OUTCOME = "unknown-outcome"
     REQUEST = "request"
     SCALING = "scaling"
+    LATE_RECORDS = "late-records"
 
 
 class WaitRule(NamedTuple):
@@ -98,6 +99,13 @@ CAUSES: Final[Mapping[WaitCause, WaitRule]] = {
         "at the next measurement (`SCALING_CHECK_MS`)",
         "`rollbridge stream describe`; the log",
         "none: a scale is no promise",
+    ),
+    WaitCause.LATE_RECORDS: WaitRule(
+        "whatever deletes records of a stream (retention, emptied segments, `stream truncate`), for copies of late "
+        "records that may be there or not",
+        "with a back-off of up to a minute",
+        "who truncates the stream, when it is refused; the doctor; the log",
+        "40 minutes if the segment's topic is gone; a refusal of a broker has none",
     ),
 }
 
@@ -188,6 +196,11 @@ def _streams(group: GroupState) -> Iterator[WaitRow]:
         if held is not None:
             name = str(held.stream)
             yield WaitRow(WaitCause.SCALING, WaitKind.STREAM, name, (name,), held.since_ms, 0, (held.reason,))
+        forwarding = stream.late.forwarding
+        if forwarding is not None:
+            name = str(stream.config.name)
+            why = f"copies of late records of segment {forwarding.segment}"
+            yield WaitRow(WaitCause.LATE_RECORDS, WaitKind.STREAM, name, (name,), 0, 0, (why,))
 
 
 def _transactions(group: GroupState) -> Iterator[WaitRow]:

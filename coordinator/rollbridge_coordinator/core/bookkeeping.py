@@ -254,9 +254,13 @@ class LateWatch:
             fresh = tuple(record for record in records if record.epoch > since)
         for record in fresh:
             for segment in record.sealed_ends or ():
-                course = _Course(now_ms, now_ms + self.watch_ms, FIRST_MS // 2)
-                self._courses.setdefault((stream, segment), course)
+                self.add((stream, segment), now_ms)
         self.known[stream] = history.active.epoch
+
+    def add(self, item: Watched, now_ms: int) -> None:
+        """Watch a segment from now on, unless it is watched already."""
+        if item not in self._courses:
+            self._courses[item] = _Course(now_ms, now_ms + self.watch_ms, FIRST_MS // 2)
 
     def defer(self, stream: str, since_ms: int) -> None:
         """Note that a stream cannot be taken up: what was recent when that began has to be watched afterwards."""

@@ -38,9 +38,9 @@ from rollbridge_coordinator.commit.plan import (
     plan_round,
     prepared_rolls,
 )
-from rollbridge_coordinator.commit.refusals import give_up_waiting, try_again
+from rollbridge_coordinator.commit.refusals import clear_away, give_up_waiting, try_again
 from rollbridge_coordinator.commit.roll import end_linger, go_on_with_roll, merge_late, roll, watch_linger
-from rollbridge_coordinator.core.effects import AbortRound, EffectRefusedError
+from rollbridge_coordinator.core.effects import EffectRefusedError
 from rollbridge_coordinator.core.requests import answer_questions, answer_waiting, handle_requests, retry_held
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.core.waits import REST_MAX_MS
@@ -78,9 +78,7 @@ def undertake(group: GroupState, name: str, chore: Chore, now_ms: int) -> Steps[
     try:
         yield from chore(group, now_ms)
     except EffectRefusedError as refused:
-        yield from AbortRound()
-        group.predictor.log_end = group.draft = None
-        group.counts["chores_refused"] += 1
+        yield from clear_away(group)
         pause_ms = group.housekeeping.rest(name, now_ms)
         logger.warning('housekeeping.refused group=%s task="%s" retry_ms=%d: %s', group.name, name, pause_ms, refused)
     else:

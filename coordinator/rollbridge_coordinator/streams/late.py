@@ -12,7 +12,7 @@ concurrent records of the same key was never promised.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -56,22 +56,24 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
             group.watch.defer(name, min(earliest_ms, change.work.created_ms))
             continue
         group.watch.take_up(name, stream.history, now_ms, earliest_ms)
+        if stream.late.forwarding is not None:
+            group.watch.add((name, stream.late.forwarding.segment), now_ms)  # however long ago it was sealed
     due = group.watch.due(now_ms)
     if not due:
         return
-    places: dict[Partition, tuple[Watched, LedStream, int]] = {}
+    looks: list[tuple[Watched, LedStream, int | None]] = []
     for item in due:
         watched = group.streams.get(item[0])
-        end = None if watched is None else _end(watched, item[1])
-        if watched is None or end is None:
+        if watched is None or watched.config.state is not Lifecycle.ACTIVE:
             group.watch.forget([item])
         elif group.is_suspended(item[0]):
             group.watch.postpone([item], now_ms)  # the segments that continue this one are closed
         else:
-            places[watched.place_of(item[1])] = item, watched, end
-    ends = yield from StableEnds(sorted(places))
-    for place, (item, stream, end) in places.items():
-        part = _look(group, stream, item, end, ends.get(place), now_ms)
+            looks.append((item, watched, _end(watched, item[1])))
+    ends = yield from StableEnds(sorted(stream.place_of(item[1]) for item, stream, end in looks if end is not None))
+    ours: dict[str, bool] = {}
+    for item, stream, end in looks:
+        part = _look(group, stream, item, end, ends, ours, now_ms)
         is_settled = yield from apart(group, item[0], "late records", part)
         if is_settled:
             group.watch.looked([item], now_ms)
@@ -82,29 +84,54 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def _look(
-    group: GroupState, stream: LedStream, item: Watched, end: int, stable: int | None, now_ms: int
+    group: GroupState,
+    stream: LedStream,
+    item: Watched,
+    end: int | None,
+    ends: Mapping[Partition, int],
+    ours: dict[str, bool],
+    now_ms: int,
 ) -> Steps[bool]:
-    """Forward the records behind the end of a segment, if they are the stream's; return False if that must wait."""
-    _, segment = item
+    """Forward the records behind the end of a segment, if they are the stream's; return False if that must wait.
+
+    Args:
+        end: Its sealed end; None if it is the stream's no longer.
+        ours: Whether adopted topics are still the streams', as far as this turn has asked.
+    """
+    name, segment = item
+    if end is None:
+        return (yield from _give_up(group, stream, item))
     place = stream.place_of(segment)
-    if place[0] == stream.config.topic and not (yield from is_its_topic(stream.config)):
-        group.watch.forget([item])  # records in another topic of that name are not the stream's
-        return True
+    if place[0] == stream.config.topic:
+        if name not in ours:
+            ours[name] = yield from is_its_topic(stream.config)
+        if not ours[name]:  # records in another topic of that name are not its own
+            logger.warning("late-records.gone partition=%s", show_partition(place))
+            return (yield from _give_up(group, stream, item))
+    stable = ends.get(place)
     if stable is not None:
         return (yield from _settle(group, stream, segment, end, stable, now_ms))
     if not group.watch.is_long_over(item, now_ms) or place[0] in (yield from TopicIds([place[0]])):
         return False
     # Deleted by its retention, of which a ZooKeeper that was set back does not tell.
     logger.warning("late-records.gone partition=%s", show_partition(place))
+    return (yield from _give_up(group, stream, item))
+
+
+def _give_up(group: GroupState, stream: LedStream, item: Watched) -> Steps[bool]:
+    """Look behind a segment no longer, as its records are gone, or are another topic's; none will be copied again.
+
+    An intent to copy some ends with it: it would hold up whatever deletes records of the stream.
+    """
+    if stream.late.forwarding is not None and stream.late.forwarding.segment == item[1]:
+        yield from _note(stream, replace(stream.late, forwarding=None))
     group.watch.forget([item])
     return True
 
 
 def _end(stream: LedStream, segment: SegmentId) -> int | None:
-    if stream.config.state is not Lifecycle.ACTIVE or stream.history.is_removed(segment):
-        return None
-    if stream.history.is_former(segment):
-        return None  # the segment is from a former life of the stream
+    if stream.history.is_removed(segment) or stream.history.is_former(segment):
+        return None  # a former segment is from a former life of the stream
     return stream.history.sealed_end(segment)
 
 
