@@ -5,10 +5,14 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from kazoo.protocol.serialization import CloseInstance
 
+import rollbridge.metadata.session
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import expire, until
@@ -54,6 +58,29 @@ class Relay(Link):
         self.silent -= 1
         with self._lock:
             self._open.add(near)
+
+
+class Lossy(deque[tuple[Any, Any]]):
+    """Requests of a kazoo client, of which the one to close is lost, as with a line that is cut at that moment."""
+
+    def append(self, item: tuple[Any, Any]) -> None:
+        if item[0] is not CloseInstance:
+            super().append(item)
+
+
+def test_a_session_that_can_not_be_closed_is_left_to_its_time_out(
+    session: ZooKeeperSession, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rollbridge.metadata.session, "CLOSE_S", 0.2)
+    client = session._client
+    client._queue = Lossy()
+    session.close()
+    session.close()
+    assert "zookeeper_session.close_abandoned session=test: it ends with its time-out" in caplog.text
+    assert session.is_closed
+    deque.append(client._queue, (CloseInstance, None))
+    client._connection._write_sock.send(b"\0")  # wakes kazoo's thread
+    assert client._connection.connection_stopped.wait(PATIENCE_S)
 
 
 class Watch:

@@ -19,6 +19,7 @@ class KazooClient:
     last_zxid: int
     _pending: Any
     _connection: Any
+    _queue: Any
 
     def _call(self, request: object, async_object: IAsyncResult) -> bool | None: ...
     def __init__(

@@ -856,11 +856,11 @@ class Housekeeper:
         self._wake.set()
 
     def close(self) -> None:
-        """Stop after the chore that is running."""
+        """Stop after the chore that is running, if that ends soon."""
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_CLOSE_S)
 
     def _run(self) -> None:
         while not self._stopping.is_set():

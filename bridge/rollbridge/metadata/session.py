@@ -251,6 +251,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_PAUSE_S: Final = 0.05
 RECONNECT_PAUSE_MAX_S: Final = 1.0
+CLOSE_S: Final = 20.0
+"""Longest wait for kazoo to end a session."""
 PIPELINE_DEPTH: Final = 500
 """Maximum number of pipelined multis in flight; ZooKeeper throttles beyond 1,000 requests."""
 READ_TOGETHER: Final = 100
@@ -322,7 +324,8 @@ class ZooKeeperSession:
                 silent.
         """
         if not self.await_start(timeout_s):
-            threading.Thread(target=self.close, name="rollbridge-zookeeper-close", daemon=True).start()
+            self._closed = True
+            threading.Thread(target=self._end, name="rollbridge-zookeeper-close", daemon=True).start()
             raise self.unanswered(timeout_s)
 
     def await_start(self, timeout_s: float) -> bool:
@@ -348,10 +351,26 @@ class ZooKeeperSession:
         )
 
     def close(self) -> None:
-        """End the session; its ephemeral nodes go at once. Closing again does nothing."""
+        """End the session; its ephemeral nodes go at once. Closing again does nothing.
+
+        After 20 s it is left to its time-out, which is told in the log.
+        """
         if self._closed:
             return
         self._closed = True
+        # kazoo waits for its threads for ever if a line that is cut meanwhile takes the request to close with it
+        # (python-zk/kazoo#582).
+        closing = threading.Thread(target=self._end, name="rollbridge-zookeeper-close", daemon=True)
+        try:
+            closing.start()
+        except RuntimeError:  # while the interpreter ends, it starts no threads since Python 3.12
+            self._end()
+            return
+        closing.join(CLOSE_S)
+        if closing.is_alive():
+            logger.warning("zookeeper_session.close_abandoned session=%s: it ends with its time-out", self.name)
+
+    def _end(self) -> None:
         try:
             self._client.stop()
             self._client.close()
