@@ -311,6 +311,7 @@ def _batches(dialogue: Dialogue, *, v2: bool) -> None:
         "checksum": {"crc": 1},
         "magic 1": {"magic": 1},
         "magic 3": {"magic": 3},
+        "base offset": {"base_offset": 7},
         "longer than it is": {"length": 400},
         "shorter than it is": {"length": 50},
         "no key": {"topic": "compacted", "records": record(0)},

@@ -55,6 +55,7 @@ def batch(
     magic: int = 2,
     length: int | None = None,
     crc: int | None = None,
+    base_offset: int = 0,
 ) -> bytes:
     """A batch of a transactional producer, right or wrong."""
     if codec:
@@ -62,7 +63,7 @@ def batch(
     delta = max(min((count if last is None else last + 1) - 1, INT_MAX), -INT_MAX)
     tail = _TAIL.pack(attributes | codec, delta, *times, *pair, sequence, count) + records
     size = len(tail) + _HEAD.size - 12 if length is None else length
-    return _HEAD.pack(0, size, -1, magic, crc32c(tail) if crc is None else crc) + tail
+    return _HEAD.pack(base_offset, size, -1, magic, crc32c(tail) if crc is None else crc) + tail
 
 
 def produce(name: str, topic: str, records: bytes | None, *, partition: int = 0, acks: int = -1) -> bytes:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
 from gateway.tests import claims
-from rollbridge.base.attribution import RECORD_HEADER, unpack_run
+from rollbridge.base.attribution import RECORD_HEADER, pack_run, unpack_run
 from rollbridge.base.ids import TransactionId
 from rollbridge.errors import CorruptDataError, InvalidRequestError, RecordTooLargeError
 from rollbridge.kafka.batches import (
@@ -134,12 +134,22 @@ def test_a_record_that_is_too_large_leaves_nothing(passed: bool) -> None:
         carry(batch_of(records), 0, target(passed=passed, record=2_000, batch=4_000), BatchAuthor(TXN.bytes, 0, 0))
 
 
-@pytest.mark.parametrize(("passed", "at"), [(True, 0), (False, 0), (False, 2)])
-def test_nobody_writes_our_header(passed: bool, at: int) -> None:
-    records: list[Record] = [(NOW_MS, b"k", b"v", []) for _ in range(3)]
-    records[at] = (NOW_MS, b"k", b"v", [("x", b""), (RECORD_HEADER, bytes(24))])
-    with pytest.raises(InvalidRequestError, match="rollbridge's own"):
-        carry(batch_of(records), 0, target(passed=passed), BatchAuthor(TXN.bytes, 0, 0))
+@given(RECORDS, CODECS, st.booleans(), st.booleans(), st.data())
+def test_headers_of_other_transactions_are_not_handed_on(
+    records: list[Record], codec: Compression, passed: bool, each: bool, data: st.DataObject
+) -> None:
+    """A program that has read a stream with a plain consumer may hand on all headers that it finds."""
+    marks = st.lists(st.binary(max_size=40) | st.just(pack_run(TransactionId.of(9, 9).bytes, 7, 101, b"")), max_size=2)
+    copied: list[Record] = []
+    for timestamp, key, value, theirs in records:
+        at, found = data.draw(st.integers(0, len(theirs))), [(RECORD_HEADER, mark) for mark in data.draw(marks)]
+        copied.append((timestamp, key, value, [*theirs[:at], *found, *theirs[at:]]))
+    batch = batch_of(copied, codec)
+    check_batch(batch)
+    frames = carry(batch, 1, target(passed=passed, each=each), BatchAuthor(TXN.bytes, 1_000, 5))
+    found_records = unpacked(frames)
+    assert [item[2] for item in found_records] == records
+    assert [item[0] for item in found_records] == list(range(5, 5 + len(records)))
 
 
 def test_what_an_adopted_topic_takes() -> None:

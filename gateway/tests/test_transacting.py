@@ -82,14 +82,14 @@ class Server:
         self.refused.append(code)
 
 
-def produce(sequence: int) -> bytes:
+def produce(sequence: int, *, acks: int = -1) -> bytes:
     """A Produce request of one record."""
     builder = BatchBuilder(1_000)
     builder.append(0, b"k", b"v")
     batch = stamp(builder.build(), producer_id=1 << 62, producer_epoch=0, base_sequence=sequence)
     values = {
         "transactional_id": "id",
-        "acks": -1,
+        "acks": acks,
         "topic_data": [{"name": TOPIC, "partition_data": [{"index": 0, "records": batch}]}],
     }
     return wire.write_request(Api.PRODUCE, 12, sequence, "c", values)
@@ -113,6 +113,24 @@ def test_a_request_that_need_not_ask_does_not_overtake_one_that_must() -> None:
 
     asyncio.run(run())
     assert server.producers.sequences == list(range(20))
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_who_wants_no_answer_loses_the_connection_with_what_is_refused(is_right: bool) -> None:
+    server: Any = Server()
+    rights: Any = Rights()
+    ends: list[None] = []
+    data = bytearray(produce(0, acks=0))
+    if not is_right:
+        data[data.rindex(b"\2k") + 1] ^= 1  # the checksum of the batch does not fit any more
+
+    async def run() -> None:
+        transacting = Transacting(server, rights, lambda: ends.append(None))
+        assert await transacting.produce(bytes(data), wire.read_head(bytes(data))) is None
+
+    asyncio.run(run())
+    assert server.producers.sequences == ([0] if is_right else [])
+    assert len(ends) == (0 if is_right else 1)
 
 
 def test_an_end_is_a_recovery_if_nobody_who_is_connected_has_asked_for_more() -> None:

@@ -12,9 +12,12 @@ compressed again for that, but not parsed::
 *Routed.* Elsewhere the key decides the segment, as it does for every other writer of the stream. Records are parsed and
 built again, in one loop.
 
-Checked before the first frame is made: checksum, numbering, time and size of the batch, and that no record has
-rollbridge's header, which would claim it for another client. What a broker would refuse is refused here: it would cost
-the whole transaction at the commit. Nothing is allocated by a count before the bytes for so many are there.
+A producer that hands on what it has read hands on rollbridge's header with it, which tells of another transaction and
+another place: these records are routed, and lose it.
+
+Checked before the first frame is made: checksum, numbering, time and size of the batch. What a broker would refuse is
+refused here: it would cost the whole transaction at the commit. Nothing is allocated by a count before the bytes for so
+many are there.
 """
 
 from __future__ import annotations
@@ -55,7 +58,8 @@ from rollbridge.stream.keyspace import HASH_SEED
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
 _RECORD_BYTES_MIN: Final = 7
 """Bytes of the smallest record: one for each of its fields, of which none holds anything."""
-_OWN: Final = encode_long(len(RECORD_HEADER)) + RECORD_HEADER.encode()
+_NAME: Final = RECORD_HEADER.encode()
+_OWN: Final = encode_long(len(_NAME)) + _NAME
 _GROWTH_BYTES: Final = 64
 """Most that a batch grows by the header of its first record."""
 
@@ -121,6 +125,8 @@ def check_batch(batch: RawBatch) -> BatchHeader:
             f"a batch of {header.record_count} records has last offset delta {header.last_offset_delta}; nothing was "
             "written"
         )
+    if header.base_offset:
+        raise InvalidRequestError(f"a batch has the base offset {header.base_offset}, not 0; nothing was written")
     if header.base_sequence < 0 or header.producer_id < 0 or header.producer_epoch < 0:
         raise InvalidRequestError("the batch names no producer; nothing was written")
     if header.compression == Compression.NONE:
@@ -164,7 +170,8 @@ def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) 
     for timestamp in times:
         _check_time(limits, timestamp)
     fits = len(plain) + _GROWTH_BYTES <= min(limits.batch_bytes, limits.record_bytes_max)
-    if target.is_partitioned and fits and not target.is_each and not limits.needs_key:
+    is_plain = not target.is_each and not limits.needs_key and _NAME not in bytes(plain)
+    if target.is_partitioned and fits and is_plain:
         return [_passed(header, plain, partition, author, times[1])]
     return _routed(header, plain, partition, target, author)
 
@@ -210,7 +217,7 @@ def with_header(body: memoryview, own: bytes) -> tuple[RawBatch, ...]:
 
     Raises:
         CorruptDataError: the first record does not parse.
-        InvalidRequestError: it has a header of rollbridge's, or is not numbered 0.
+        InvalidRequestError: it is not numbered 0.
     """
     try:
         length, start = decode_long(body, 0)
@@ -228,12 +235,9 @@ def with_header(body: memoryview, own: bytes) -> tuple[RawBatch, ...]:
         headers, place = decode_long(body, place)
         behind = place
         for _ in range(headers):
-            size, place = decode_long(body, place)
-            if body[place : place + size] == RECORD_HEADER.encode():
-                raise _named_like_ours()
-            place += max(size, 0)
-            size, place = decode_long(body, place)
-            place += max(size, 0)
+            for _ in ("name", "value"):
+                size, place = decode_long(body, place)
+                place += max(size, 0)
         if headers < 0 or place != end:
             raise CorruptDataError(f"the first record of a batch ends at {place}, not at {end} as it claims")
     except (IndexError, InvalidRequestError) as fault:
@@ -243,10 +247,6 @@ def with_header(body: memoryview, own: bytes) -> tuple[RawBatch, ...]:
     more = encode_long(headers + 1)
     size = length + len(more) - (behind - counted) + len(own)
     return encode_long(size), body[start:counted], more, body[behind:end], own, body[end:]
-
-
-def _named_like_ours() -> InvalidRequestError:
-    return InvalidRequestError(f"the header {RECORD_HEADER!r} is rollbridge's own; nothing was written")
 
 
 # Routed
@@ -283,13 +283,7 @@ def _routed(
     count = author.first
     for record in _records(plain):
         key, value, timestamp = record.key, record.value, record.timestamp
-        given = record.headers
-        if given:
-            given = list(given)
-            if any(name == RECORD_HEADER for name, _ in given):
-                raise _named_like_ours()
-        else:
-            given = []
+        given = [header for header in record.headers if header[0] != RECORD_HEADER]
         if fixed is not None:
             at = fixed
         elif key is None:

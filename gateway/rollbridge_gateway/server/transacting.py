@@ -429,6 +429,8 @@ class Transacting:
         if code is not ErrorCode.none:
             codes |= {item.where: code for item in incoming if item.where not in codes}
         if body.acks == 0:
+            if codes:
+                self._end()  # a broker has no other way, either, to say that something is lost
             return None
         if not codes and sum(len(partitions) for _, partitions in places) <= _PLACES_KEPT:
             return wire.numbered(_all_taken(head.version, places), head.correlation)
