@@ -13,7 +13,7 @@ import rollbridge
 from integration_tests.adopted_owners import FAST
 from integration_tests.adopted_topics import KEYS, PARTITIONS, create_anew, found, grow, kafka, native, site, topic
 from integration_tests.backends.local import LocalCluster
-from integration_tests.clients import Site, adopt, read_committed
+from integration_tests.clients import Site, adopt, consumer_of, read_committed
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.errors import InvalidRequestError, StreamBusyError, TransactionAbortedError, TruncatedError
@@ -42,6 +42,11 @@ def begun(client: rollbridge.Bridge, topic: str, word: bytes) -> rollbridge.Tran
         transaction.write(topic, key, word + key)
     transaction.flush()
     return transaction
+
+
+def is_kept(client: rollbridge.Bridge, topic: str) -> bool:
+    """Whether partitions of an adopted topic are still segments of its stream."""
+    return any(map(client.admin.describe(topic).config.places.is_adopted, client.admin.history(topic).stored()))
 
 
 def ours(word: bytes) -> set[bytes]:
@@ -203,3 +208,33 @@ def test_what_kafka_itself_deletes_is_gone_for_everybody_and_nothing_else_is(tmp
             cas.write(KEYS[0], b"conditional", expected=cas.tail(KEYS[0]))
             client.admin.release_topic("orders")
         assert b"conditional" in [message.value() for message in read_committed(servers, ["orders"])]
+
+
+@pytest.mark.parametrize("anew", [False, True], ids=["deleted", "anew"])
+def test_a_topic_that_a_stream_has_left_may_be_deleted(
+    site: Site, client: rollbridge.Bridge, kafka: AdminClient, topic: str, anew: bool
+) -> None:
+    """Readers are told of what is lost, and new ones and consumer groups read what is left."""
+    adopt(client, topic, partitioner="murmur2")
+    begun(client, topic, b"lost-").commit()
+    with client.reader(topic) as reader:
+        next(iter(reader))
+        position = str(reader.position)
+    halves = [(0.0, 0.5), (0.5, 1.0)]
+    client.admin.scale(topic, seal=list(range(PARTITIONS)), ranges=halves, leave_topic=True)
+    begun(client, topic, b"kept-").commit()
+    if anew:
+        create_anew(site, kafka, topic)
+        # Until then who subscribes is told to try again in a minute.
+        eventually(lambda: not is_kept(client, topic), "its segments are removed")
+    else:
+        kafka.delete_topics([topic])[topic].result(120)
+    with consumer_of(site.cluster, site.root, f"new-{topic}", topic) as consumer:
+        read: set[bytes | None] = set()
+        while len(read) < len(KEYS):
+            read |= {item.value() for item in consumer.consume(100, 1.0) if item.error() is None}
+        assert read == ours(b"kept-")
+    assert not is_kept(client, topic)
+    assert {record.value for record in client.reader(topic, follow=False)} == ours(b"kept-")
+    with pytest.raises(TruncatedError):
+        next(iter(client.reader(topic, start=position)))

@@ -564,7 +564,7 @@ ADOPTED_CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] 
         lambda: replace(adopted(history=LEFT), adopted={}),
         "segment-gone",
         Severity.PROBLEM,
-        "under its name",
+        "readers continue behind them",
     ),
     "sealed": (lambda: adopted(sealed=True), "seal", Severity.PROBLEM, "takeover"),
     "open after it was left": (lambda: adopted(history=LEFT), "seal", Severity.PROBLEM, "takeover"),

@@ -197,6 +197,20 @@ def test_what_an_earlier_leader_began_is_looked_for(
     assert (S0 in notes_of(group).segments) == (found is not None)
 
 
+def test_segments_that_a_rolling_commit_has_left_open_are_looked_behind_once_they_are_sealed(group: GroupState) -> None:
+    stream = group.streams["sales/a"]
+    history = EpochHistory.create(even_ranges(1), 0)
+    stream.history = history.with_records(history.plan_scale([0], even_ranges(1), 0))
+    assert stream.history.unsealed()
+    answers = Answers(set(), "")
+    for now_ms in (0, WATCH_MS, 30 * WATCH_MS):
+        answers.run(look_behind(group, now_ms))
+    assert answers.committed == []
+    stream.history = sealed_at(5)
+    answers.run(look_behind(group, 60 * WATCH_MS))
+    assert answers.committed == [6, 7, 8, 9]
+
+
 @pytest.mark.parametrize("code", ["corrupt-data", "not-authorized"])
 @pytest.mark.parametrize("begun", [True, False])
 def test_what_nobody_can_read_holds_up_no_other_stream(begun: bool, code: str) -> None:

@@ -52,7 +52,13 @@ class TopicGuard:
         config = self._metadata.stream(stream)
         if config is None or not any(map(config.places.is_adopted, history.stored())):
             return
-        self._check(config, changed, look=look)
+        if config.is_on_topic(history.active):
+            self._check(config, changed, look=look)
+        elif look and self._is_another(config):
+            raise TruncatedError(
+                f"topic {config.topic} was deleted after stream {stream} had left it, with the records that were still "
+                "to be read; the stream continues behind them: read again in a minute"
+            )
 
     def check_offsets(self, stream: StreamName, changed: Watch | None) -> None:
         """Raise if the offsets of the adopted topic may be those of other records.

@@ -531,7 +531,7 @@ class Consumer:
             if is_ours and isinstance(translate(error, "read"), NotFoundError):
                 # Brokers learn of new topics one after the other; whether the stream itself is gone, its epochs tell.
                 logger.info("consumer.retrying partition=%s: %s", show_partition(place), error)
-                self._members.recheck()
+                self._members.recheck(place[0])
                 return False
             return True
         if item is None or offset is None:

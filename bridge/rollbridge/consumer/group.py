@@ -186,7 +186,11 @@ class Membership:
         self._ask_every_s = _ASK_S
         self._waiting_since = 0.0
         self._load_at = 0.0
-        self._loading: BackgroundCall[dict[StreamName, EpochHistory]] = BackgroundCall("rollbridge-epochs")
+        self._loading: BackgroundCall[tuple[dict[StreamName, EpochHistory], set[str]]] = BackgroundCall(
+            "rollbridge-epochs"
+        )
+        self._missing: set[str] = set()
+        """Topics of segments that brokers do not know: until they do, or the segments are removed, epochs are read."""
         self._begun = self._loading_for = 0
         """Number of times that streams were taken up: so far, and when the epochs were asked for last."""
         self._asking: BackgroundCall[_Asked] = BackgroundCall("rollbridge-commits")
@@ -364,13 +368,18 @@ class Membership:
             pending = any(
                 node.is_sealing for history in self.histories.values() for node in history.graph.nodes.values()
             )
-        if not self.histories or now < self._load_at or not (self._changed.is_set() or pending):
+        if not self.histories or now < self._load_at or not (self._changed.is_set() or pending or self._missing):
             return False
         tell = self._changed.set if self._changed.is_set() else _nothing
         self._changed.clear()
-        known = dict(self.histories)
+        known, missing = dict(self.histories), set(self._missing)
         self._loading_for = self._begun
-        self._loading.begin(lambda: {name: self._load(name, tell, history) for name, history in known.items()})
+
+        def load() -> tuple[dict[StreamName, EpochHistory], set[str]]:
+            found = {name: self._load(name, tell, history) for name, history in known.items()}
+            return found, missing.difference(self._offsets.present(missing) if missing else ())
+
+        self._loading.begin(load)
         self._loading.wait(wait_s)
         return self._loaded()
 
@@ -378,7 +387,7 @@ class Membership:
         """Adopt the epochs that were read; return True if there are new segments."""
         before = self._sealed.keys()
         try:
-            found = self._loading.take()
+            taken = self._loading.take()
         except StreamNotFoundError:
             self._changed.set()  # raised again by the next call
             raise
@@ -393,8 +402,9 @@ class Membership:
             self._changed.set()
             self._load_at = time.monotonic() + _ASK_MAX_S
             return False
-        if found is None:
+        if taken is None:
             return False
+        found, missing = taken
         if found.keys() != self.histories.keys():
             self._changed.set()  # the subscription has changed meanwhile
             return False
@@ -413,11 +423,17 @@ class Membership:
         self.histories = found
         self._adopt()
         self._ask_at = 0.0
+        stored = {self.place_of(name, item)[0] for name, history in found.items() for item in history.stored()}
+        self._missing = missing & stored
+        if self._missing:
+            self._load_at = time.monotonic() + _ASK_MAX_S
         return not self._sealed.keys() <= before
 
-    def recheck(self) -> None:
-        """Read the epochs again with the next :meth:`refresh`."""
+    def recheck(self, missing: str = "") -> None:
+        """Read the epochs again with the next :meth:`refresh`; again and again while this topic is ``missing``."""
         self._changed.set()
+        if missing:
+            self._missing.add(missing)
 
     def reread(self) -> bool:
         """Read the epochs again and wait up to ``_REREAD_S`` for them; return True if there are new segments.

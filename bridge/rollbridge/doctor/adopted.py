@@ -60,7 +60,7 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
             yield problem(
                 "segment-gone",
                 f"{who} is gone, with the records of before the stream has left it",
-                "restore the topic from a mirror under its name, if they are needed; later records are in other topics",
+                "nothing: within a minute its segments are removed, and readers continue behind them",
             )
         elif not topic.sealed and not facts.is_busy:
             yield wrong_seal(topic, active=False)

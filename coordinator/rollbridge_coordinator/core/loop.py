@@ -62,7 +62,7 @@ from rollbridge_coordinator.streams.pending_changes import (
     reopen,
     take_apart,
 )
-from rollbridge_coordinator.streams.retention import remove_emptied, retain_streams, truncate_buffers
+from rollbridge_coordinator.streams.retention import remove_emptied, remove_lost, retain_streams, truncate_buffers
 from rollbridge_coordinator.streams.scale import follow_load, go_on_with_scale
 from rollbridge_coordinator.streams.unled import look_at_streams
 
@@ -148,6 +148,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
     yield from undertake(group, "retention", retain_streams, now_ms)
     yield from undertake(group, "scaling by load", follow_load, now_ms)
     yield from undertake(group, "emptied segments", remove_emptied, now_ms)
+    yield from undertake(group, "left topics", remove_lost, now_ms)
     yield from undertake(group, "expiry of epochs", drop_epochs, now_ms)
     yield from keep_journal(group)
     yield from undertake(group, "counters", keep_counter, now_ms)

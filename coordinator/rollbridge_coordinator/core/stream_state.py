@@ -42,6 +42,8 @@ class LedStream:
     counter: ByteCounter = field(default_factory=ByteCounter)
     scaling: ScalingState = field(default_factory=ScalingState)
     """State of scaling by load, if enabled."""
+    looks_in_vain: int = 0
+    """Looks at the topic that it has left, one after the other, that have not found it."""
 
     @property
     def is_on_topic(self) -> bool:

@@ -50,10 +50,11 @@ def look_behind(group: GroupState, now_ms: int) -> Steps[None]:
     """Read behind the ends of recently sealed segments, and forward the records there."""
     earliest_ms = 0 if group.times.differ else group.times.earliest(now_ms)
     for name, stream in group.streams.items():
-        change = group.suspended_on(name)
-        if change is not None:
+        change, unsealed = group.suspended_on(name), stream.history.unsealed()
+        if change is not None or unsealed:
             # The ends of some of its segments are not known yet. It may take hours, and leaders may come and go.
-            group.watch.defer(name, min(earliest_ms, change.work.created_ms))
+            begun_ms = unsealed[0].created_ms if change is None else change.work.created_ms
+            group.watch.defer(name, min(earliest_ms, begun_ms))
             continue
         group.watch.take_up(name, stream.history, now_ms, earliest_ms)
         if stream.late.forwarding is not None:

@@ -263,6 +263,41 @@ def _remove_emptied(group: GroupState, stream: LedStream) -> Steps[None]:
         group.counts["segments_emptied"] += len(floors)
 
 
+LOOKS: Final = 2
+"""Looks in vain, one after the other, after which a topic is gone; a broker may not know it for a moment."""
+
+
+def remove_lost(group: GroupState, now_ms: int) -> Steps[None]:
+    """Remove the segments in a topic that its owner has deleted after the stream had left it, at intervals.
+
+    Nothing brings them back: a topic of that name has another id. Readers would wait for them otherwise.
+    """
+    if not group.housekeeping.is_due("left topics", now_ms, group.settings.topic_check_ms):
+        return
+    for name, stream in list(group.streams.items()):
+        if stream.config.state is not Lifecycle.ACTIVE or stream.is_on_topic or group.is_half_done(name):
+            continue
+        lost = {
+            item: end
+            for item in stream.history.stored()
+            if stream.config.places.is_adopted(item) and (end := stream.history.sealed_end(item)) is not None
+        }
+        if lost and stream.late.forwarding is None:
+            yield from apart(group, name, "segments of a topic that is gone", _remove_lost(group, stream, lost))
+
+
+def _remove_lost(group: GroupState, stream: LedStream, lost: Floors) -> Steps[None]:
+    stream.looks_in_vain = 0 if (yield from is_its_topic(stream.config)) else stream.looks_in_vain + 1
+    if stream.looks_in_vain < LOOKS:
+        return
+    floors = consistent(stream.history, lost)
+    topic, name = stream.config.topic, stream.config.name
+    logger.warning(
+        "retention.topic-gone stream=%s topic=%s segments=%d: their records are lost", name, topic, len(floors)
+    )
+    yield from _delete_below(group, stream, floors)
+
+
 def _retain(
     group: GroupState,
     stream: LedStream,
