@@ -16,6 +16,7 @@ from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, adopt, consumer_of, read_committed
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.doctor.verify import make_plan
 from rollbridge.errors import InvalidRequestError, StreamBusyError, TransactionAbortedError, TruncatedError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED
@@ -85,6 +86,8 @@ def test_commits_to_a_topic_that_is_gone_end_as_aborted_and_say_why(
     waiting = transaction.commit_async()
     eventually(lambda: fault_of(client, topic) == expected, "the leader has noticed")
     goes_on(client, ledger)
+    config, history = client.admin.describe(topic).config, client.admin.history(topic)
+    assert not make_plan(TopicAdmin(site.cluster.bootstrap_servers), config, history).segments, "nothing to verify"
     with pytest.raises(StreamBusyError):
         client.admin.release_topic(topic)
     refused = waiting.exception(PATIENCE_S)

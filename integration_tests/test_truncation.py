@@ -25,9 +25,11 @@ from rollbridge.errors import (
     ConflictError,
     CorruptDataError,
     InvalidRequestError,
+    KafkaUnavailableError,
     StreamNotFoundError,
     TransactionRefusedError,
     TruncatedError,
+    UnavailableError,
 )
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
@@ -318,6 +320,21 @@ def test_retention_by_time_and_by_size(client: rollbridge.Bridge, scope: str, to
     kept = values(client, by_size)
     assert b"old" not in kept
     assert sum(map(len, filter(None, kept))) >= 2_000
+
+
+def test_a_truncation_is_told_although_the_new_beginning_cannot_be_read(
+    client: rollbridge.Bridge, orders: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(client, orders, [b"gone"])
+
+    def unreadable(*_: object) -> ReadPosition:
+        raise KafkaUnavailableError("no broker answers")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(client.admin), "beginning", unreadable)
+        with pytest.raises(UnavailableError, match="was truncated; its beginning cannot be read now: no bro"):
+            client.admin.truncate(orders, "latest")
+    assert values(client, orders) == []
 
 
 def test_bad_input(client: rollbridge.Bridge, orders: str, payments: str, scope: str) -> None:

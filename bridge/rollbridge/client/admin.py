@@ -29,6 +29,7 @@ from rollbridge.errors import (
     StreamExistsError,
     StreamNotFoundError,
     TransactionNotFoundError,
+    UnavailableError,
 )
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster, Isolation
@@ -602,7 +603,7 @@ class Admin:
             InvalidRequestError: not a position, one of another stream, or one beyond the end.
             ConflictError: a group that the stream waits for has not read what would be deleted.
             ScopeNotFoundError, StreamNotFoundError: there is no such stream.
-            UnavailableError: not all could be deleted; ask again.
+            UnavailableError: not all could be deleted; ask again. Or it was, and where the stream begins is not known.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         name = self.name_of(stream)
@@ -617,7 +618,10 @@ class Admin:
             created_ms=wall_ms(),
         )
         self._ask(config.group, request, timeout_s)
-        return self.beginning(stream)
+        try:
+            return self.beginning(stream)
+        except RollbridgeError as fault:
+            raise UnavailableError(f"stream {name} was truncated; its beginning cannot be read now: {fault}") from fault
 
     def beginning(self, stream: str) -> ReadPosition:
         """Return the beginning of a stream: the offset of the first record left in each of its first segments."""

@@ -107,6 +107,8 @@ def make_plan(admin: TopicAdmin, config: StreamConfig, history: EpochHistory) ->
     """
     places = {segment: config.place(segment) for segment in history.stored()}
     there = admin.topic_ids({topic for topic, _ in places.values()})
+    if config.topic and str(there.get(config.topic)) != config.topic_id:
+        there.pop(config.topic, None)  # another topic of that name has no records of the stream
     places = {segment: place for segment, place in places.items() if place[0] in there}
     ends = admin.end_offsets(places.values(), Isolation.READ_COMMITTED)
     firsts = admin.start_offsets(places.values())

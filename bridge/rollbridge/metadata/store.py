@@ -631,7 +631,7 @@ class Metadata:
                 if time.monotonic() >= tell_at:
                     tell_at = inf
                     why = self._why(group)
-                    logger.info("request.waiting group=%s left_s=%.0f reason=%s", group, deadline.left(), why)
+                    logger.warning("request.waiting group=%s left_s=%.0f reason=%s", group, deadline.left(), why)
 
     def _why(self, group: GroupName) -> str:
         """Return the likely reason for the missing answer, without waiting: the answer may still come."""
