@@ -30,7 +30,7 @@ from rollbridge.cli.stream import description_text, divide, history_table, strea
 from rollbridge.client.admin import StreamDescription
 from rollbridge.consumer.records import Origin, Record, record_of
 from rollbridge.errors import InvalidRangesError, InvalidRequestError, LocalEnvironmentError, RecordTooLargeError
-from rollbridge.metadata.changes import TOPIC_DELETED, StreamFault
+from rollbridge.metadata.changes import TOPIC_CLOSED, TOPIC_DELETED, StreamFault
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import KeyRange, check_partition, even_ranges
@@ -374,4 +374,5 @@ def test_an_adopted_topic_shows_where_streams_do() -> None:
     assert "except what the topic's own settings let Kafka delete" in description(ADOPTED)
     assert "keys by murmur2; sealed, the stream has left it" in description(ADOPTED, left=True)
     assert "topic's own settings" not in description(ADOPTED, left=True)
-    assert "its transactions wait: it has 6" in description(ADOPTED, TOPIC_DELETED)
+    assert "its commits end as aborted: it has 6" in description(ADOPTED, TOPIC_DELETED)
+    assert "its transactions wait: it has 6" in description(ADOPTED, TOPIC_CLOSED)

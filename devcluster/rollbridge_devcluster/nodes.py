@@ -38,7 +38,9 @@ from rollbridge_devcluster.state import (
 STOP_S: Final = 30.0
 """Longest orderly stop of a server before it is killed."""
 START_S: Final = 90.0
-"""Longest time until a server answers; a broker that was killed reads its logs again first."""
+"""Longest time in which a server neither answers nor says anything; a broker that was killed reads its logs first."""
+_STARTS_S: Final = 900.0
+"""Longest time until a server answers."""
 _POLL_S: Final = 0.03
 _STACK_FRAME: Final = re.compile(r"\s+at |\s+\.\.\. \d+ more")
 _TROUBLE: Final = re.compile(r"\bERROR\b|\bFATAL\b|Exception|[Ee]rror:|No module named")
@@ -138,15 +140,19 @@ class Node(ABC):
         Raises:
             LocalEnvironmentError: it has ended, or takes too long; the message quotes its output.
         """
-        deadline = time.monotonic() + START_S
+        began = time.monotonic()
+        deadline, said = began + START_S, ""
         while True:
             answers = self.answers()
             if not self.runs():  # even if its port answers: another server may listen there
                 raise self.failure("ended while it was starting")
             if answers:
                 return
-            if time.monotonic() > deadline:
-                raise self.failure(f"does not answer after {START_S:.0f} s")
+            if (now := time.monotonic()) > deadline:
+                before, said = said, self.said(20)
+                if said == before or now - began > _STARTS_S:
+                    raise self.failure(f"does not answer after {now - began:.0f} s")
+                deadline = now + START_S
             time.sleep(_POLL_S)
 
     def wait_exit(self, timeout_s: float) -> int:

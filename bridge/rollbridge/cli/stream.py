@@ -19,7 +19,7 @@ from rollbridge.cli.records import duration, key_range, segment_numbers, size
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import InvalidRangesError, LocalEnvironmentError
-from rollbridge.metadata.changes import StreamFault, shown_state, stream_state
+from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault, shown_state, stream_state
 from rollbridge.stream.config import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
 from rollbridge.stream.epochs import EpochHistory, EpochRecord
 from rollbridge.stream.keyspace import KeyRange, Partitioner, cut_evenly
@@ -690,7 +690,9 @@ def description_text(found: StreamDescription) -> str:
     )
     lines = [f"{name:<9}{value}" for name, value in about]
     if found.fault is not None:
-        lines += [f"ERROR    since {moment(found.fault.since_ms)} its transactions wait: {found.fault.reason}"]
+        is_lost = found.fault.code in (TOPIC_DELETED, TOPIC_RECREATED)
+        what = "its commits end as aborted" if is_lost else "its transactions wait"
+        lines += [f"ERROR    since {moment(found.fault.since_ms)} {what}: {found.fault.reason}"]
     if found.scaling_wait is not None:
         lines.append(f"WAITS    since {moment(found.scaling_wait.since_ms)} to be scaled: {found.scaling_wait.reason}")
     lines += ["", _segment_table(found.active, found.partitions), ""]
