@@ -190,7 +190,7 @@ class Membership:
             "rollbridge-epochs"
         )
         self._missing: set[str] = set()
-        """Topics of segments that brokers do not know: until they do, or the segments are removed, epochs are read."""
+        """Topics of segments that brokers do not know. Until they do, or the segments are removed, epochs are read."""
         self._begun = self._loading_for = 0
         """Number of times that streams were taken up: so far, and when the epochs were asked for last."""
         self._asking: BackgroundCall[_Asked] = BackgroundCall("rollbridge-commits")
@@ -377,7 +377,7 @@ class Membership:
 
         def load() -> tuple[dict[StreamName, EpochHistory], set[str]]:
             found = {name: self._load(name, tell, history) for name, history in known.items()}
-            return found, missing.difference(self._offsets.present(missing) if missing else ())
+            return found, set(self._offsets.present(missing) if missing else ())
 
         self._loading.begin(load)
         self._loading.wait(wait_s)
@@ -404,7 +404,7 @@ class Membership:
             return False
         if taken is None:
             return False
-        found, missing = taken
+        found, there = taken
         if found.keys() != self.histories.keys():
             self._changed.set()  # the subscription has changed meanwhile
             return False
@@ -424,7 +424,7 @@ class Membership:
         self._adopt()
         self._ask_at = 0.0
         stored = {self.place_of(name, item)[0] for name, history in found.items() for item in history.stored()}
-        self._missing = missing & stored
+        self._missing = (self._missing - there) & stored
         if self._missing:
             self._load_at = time.monotonic() + _ASK_MAX_S
         return not self._sealed.keys() <= before
