@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from integration_tests.clients import Site
 from rollbridge_devcluster.jars import JarCache
@@ -14,6 +14,9 @@ from spark_examples.demo.session import local_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+_STARTS: Final = 10
 
 
 @contextmanager
@@ -31,6 +34,22 @@ def spark_session(scratch: Path) -> Iterator[SparkSession]:
         yield session
     finally:
         session.stop()
+
+
+def run_to_end(start: Callable[[], StreamingQuery]) -> None:
+    """Run a query to its end.
+
+    Spark gives the Python process of a streaming source ten seconds to start, whatever it is set to, and fails the
+    query before its first batch if a machine is busy for longer: then it is started again.
+    """
+    for attempt in range(_STARTS):
+        try:
+            start().awaitTermination()
+        except Exception as fault:
+            if "Python worker failed to connect back" not in str(fault) or attempt + 1 == _STARTS:
+                raise
+        else:
+            return
 
 
 def options_of(site: Site, stream: str, **more: str) -> dict[str, str]:

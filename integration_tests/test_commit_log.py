@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -342,7 +343,7 @@ def test_many_weeks_leave_what_one_does(site: Site, client: rollbridge.Bridge, l
 def _nodes(session: ZooKeeperSession, path: str) -> Iterator[int]:
     node = session.get(path)
     if node is not None:
-        yield len(node.value)
+        yield len(re.sub(rb"\d+", b"0", node.value))  # a number that counts up has another digit now and then
     for name in session.children(path):
         yield from _nodes(session, f"{path.rstrip('/')}/{name}")
 

@@ -18,7 +18,7 @@ from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.spark_crash import CRASH
 from integration_tests.spark_driver import await_batch, start_numbers
 from integration_tests.spark_rows import ROWS, driver
-from integration_tests.spark_tools import options_of
+from integration_tests.spark_tools import options_of, run_to_end
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.spark import source
@@ -97,7 +97,7 @@ class StockQuery:
             self.values.update(bytes(row["value"]) for row in rows.collect())
 
         query = self._frame.writeStream.foreachBatch(take).option("checkpointLocation", self._checkpoint)
-        query.trigger(availableNow=True).start().awaitTermination()
+        run_to_end(query.trigger(availableNow=True).start)
         return self.values
 
 
@@ -226,7 +226,7 @@ def test_a_query_reads_an_adopted_topic_on_from_its_checkpoint_and_one_job_write
         frame = spark.readStream.format("rollbridge").options(**options_of(site, name, startingOffsets="earliest"))
         query = frame.option("maxRecordsPerTrigger", 3).load().writeStream
         take = query.foreachBatch(lambda rows, _: read.extend((row.key, row.value) for row in rows.collect()))
-        take.option("checkpointLocation", str(tmp_path / "read")).trigger(availableNow=True).start().awaitTermination()
+        run_to_end(take.option("checkpointLocation", str(tmp_path / "read")).trigger(availableNow=True).start)
 
     run(topic)
     assert sorted(bytes(value) for _, value in read) == sorted(native.written)
@@ -328,7 +328,7 @@ def test_a_query_reads_added_partitions_from_their_beginning_and_a_sink_writes_t
         take = frame.load().writeStream.foreachBatch(
             lambda rows, _: read.update(bytes(row.value) for row in rows.collect())
         )
-        take.option("checkpointLocation", str(tmp_path / "read")).trigger(availableNow=True).start().awaitTermination()
+        run_to_end(take.option("checkpointLocation", str(tmp_path / "read")).trigger(availableNow=True).start)
 
     run()
     count = 3 * PARTITIONS

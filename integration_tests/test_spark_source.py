@@ -18,7 +18,7 @@ from integration_tests.clients import Site
 from integration_tests.grown_streams import KEYS, grow, grow_narrowly, write
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import eventually
-from integration_tests.spark_tools import options_of
+from integration_tests.spark_tools import options_of, run_to_end
 from rollbridge.base.ids import SegmentId
 from rollbridge.config import ClientOptions
 from rollbridge.errors import (
@@ -116,7 +116,7 @@ class Query:
     def run(self, stream: str, **options: str) -> list[list[Row]]:
         """Read what is there; the rows of each of the new micro-batches."""
         before = len(self.batches)
-        self.start(stream, {"availableNow": True}, **options).awaitTermination()
+        run_to_end(lambda: self.start(stream, {"availableNow": True}, **options))
         return [batch for batch in self.batches[before:] if batch]
 
     def values(self) -> dict[bytes, list[bytes]]:
@@ -312,16 +312,15 @@ def test_transactions_are_rows_in_the_order_of_commits(
     assert counts == {row.commitPosition: row.streams[orders] for row in found}
     batches: list[list[Row]] = []
     for _ in range(2):
-        (
+        writer = (
             spark.readStream.format("rollbridge-transactions")
             .options(**options, startingOffsets="earliest", maxRecordsPerTrigger="3")
             .load()
             .writeStream.foreachBatch(lambda rows, _: batches.append(rows.collect()))
             .option("checkpointLocation", str(tmp_path / "log"))
             .trigger(availableNow=True)
-            .start()
-            .awaitTermination()
         )
+        run_to_end(writer.start)
     assert [row for batch in batches for row in batch] == found
     assert len(batches) > 1
 

@@ -749,6 +749,20 @@ MUTANTS = [
 ]
 
 
+FOUND_FIRST = {
+    "_only_the_gateways_clock": 1491,
+    "_hidden_by_the_lost": 886,
+    "_only_zookeepers_clock": 267,
+    "_home_unmended": 175,
+    "_sessions_overlooked": 137,
+    "_holders_overlooked": 129,
+    "_left_of_the_newer": 43,
+    "_entry_by_anybody": 40,
+    "_versions_overlooked": 22,
+}
+"""The runs that noticed rare faults when this was written; they are tried first."""
+
+
 def test_what_clocks_say_is_a_matter_of_precision_only(monkeypatch: pytest.MonkeyPatch) -> None:
     _clocks_stand_still(monkeypatch)
     for seed in range(SEEDS):
@@ -758,7 +772,7 @@ def test_what_clocks_say_is_a_matter_of_precision_only(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_fault_is_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     mutant(monkeypatch)
-    for seed in range(6_000):
+    for seed in (FOUND_FIRST.get(mutant.__name__, 0), *range(6_000)):
         try:
             run(seed)
         except (Wrong, AssertionError, Fatal, SequenceGapError, KeyError):

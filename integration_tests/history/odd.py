@@ -235,6 +235,7 @@ def _fork(odd: Odd, book: Notebook, children: list[int], out: Path) -> None:
     if child == 0:
         code = 3
         try:
+            faulthandler.dump_traceback_later(150, exit=True)  # before its parent is out of time, which is told where
             code = _be_a_child(odd, transaction, f"{odd.task.name}-child{len(children)}", out)
         except BaseException:
             traceback.print_exc()
@@ -250,7 +251,6 @@ def _be_a_child(odd: Odd, transaction: rollbridge.Transaction, name: str, out: P
     """Use what was inherited, which is refused, and a connection of its own; gives an exit code."""
     ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    faulthandler.dump_traceback_later(150, exit=True)  # before its parent is out of time; the log has where it stands
     inherited: dict[str, Callable[[bytes], object]] = {
         "a plain writer": lambda value: odd.writer.write(value, value),
         "a plain writer's flush": lambda _: odd.writer.flush(CALL_S),

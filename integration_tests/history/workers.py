@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+import psutil
+
 from integration_tests.defects import defects_in
 from integration_tests.history.events import (
     Call,
@@ -36,6 +38,14 @@ AT_GATEWAYS: Final = ("passer", "javan")
 THROUGH: Final = ("through", "rolling")
 """Roles of native producers, idempotent and transactional ones, that write through gateways to what has an owner."""
 _ENVIRONMENT = {**os.environ, "PYTHONFAULTHANDLER": "1"}
+
+
+def _abort(child: psutil.Process) -> str:
+    """Have a process put its stacks into its log, and end; say what state it was in, and where in the kernel."""
+    told = f"{child.pid} {child.status()} {Path(f'/proc/{child.pid}/wchan').read_text()}"
+    child.send_signal(signal.SIGABRT)
+    psutil.wait_procs([child], timeout=10)
+    return told
 
 
 class Workers:
@@ -118,7 +128,7 @@ class Workers:
 
     def _said(self, name: str) -> str:
         said = (self._folder / f"{name}.log").read_text(errors="replace")
-        return f", and said: {said[-3000:]}"
+        return f", and said: {said[-12_000:]}"
 
     def stop(self, role: str, timeout_s: float) -> None:
         """Ask all clients of a role to end, and return when they have.
@@ -133,11 +143,11 @@ class Workers:
             try:
                 process.wait(timeout_s)
             except subprocess.TimeoutExpired:
+                children = [_abort(child) for child in psutil.Process(process.pid).children(recursive=True)]
                 process.send_signal(signal.SIGABRT)
                 process.wait(PATIENCE_S)
-                raise AssertionError(
-                    f"client {task.name} has not ended in {timeout_s} s{self._said(task.name)}"
-                ) from None
+                why = f"has not ended in {timeout_s} s, with children {children}"
+                raise AssertionError(f"client {task.name} {why}{self._said(task.name)}") from None
 
     def noted(self, roles: Collection[str] = ("writer",)) -> int:
         """How many lines the writers have noted, or those of some roles."""
