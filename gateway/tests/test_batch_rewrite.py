@@ -134,7 +134,9 @@ def test_a_record_that_is_too_large_leaves_nothing(passed: bool) -> None:
         carry(batch_of(records), 0, target(passed=passed, record=2_000, batch=4_000), BatchAuthor(TXN.bytes, 0, 0))
 
 
-@given(RECORDS, CODECS, st.booleans(), st.booleans(), st.data())
+@pytest.mark.parametrize("each", [True, False])
+@pytest.mark.parametrize("passed", [True, False])
+@given(records=RECORDS, codec=CODECS, data=st.data())
 def test_headers_of_other_transactions_are_not_handed_on(
     records: list[Record], codec: Compression, passed: bool, each: bool, data: st.DataObject
 ) -> None:
