@@ -16,6 +16,8 @@ PACKAGES := rollbridge rollbridge_coordinator rollbridge_devcluster rollbridge_g
 	schemas.tests integration_tests spark_examples benchmarks
 # Test processes, each with servers of its own (1 GB): most tests wait for servers, so four keep two cores busy.
 WORKERS ?= 4
+# Those of long tests start servers, Spark and clients by the dozen: more than two would have them miss time-outs.
+LONG_WORKERS ?= 2
 # How long `make soak` takes, about.
 MINUTES ?= 30
 # Extra arguments, for example: make test ARGS="-k names -x"
@@ -73,7 +75,7 @@ test: test-setup
 .PHONY: test-long
 test-long: test-setup
 	@$(BIN)/python -m rollbridge_devcluster prepare connect debezium flink
-	@$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m long $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses $(LONG_WORKERS) --dist loadfile -m long $(ARGS)
 
 # All that the tests need, without running them.
 .PHONY: test-setup

@@ -93,7 +93,11 @@ class Site:
 
     def lost_its_session(self) -> bool:
         """Whether a coordinator was too slow for its ZooKeeper session at some time, on a machine with much to do."""
-        return any("is suspended" in log.read_text(errors="replace") for log in self._logs.glob("*.log"))
+        return "state=suspended" in self.said()
+
+    def said(self) -> str:
+        """All that coordinators have logged."""
+        return "".join(log.read_text(errors="replace") for log in sorted(self._logs.glob("*.log")))
 
     def connect(
         self,

@@ -98,7 +98,8 @@ class Group:
     def innocent_goes_on(self) -> None:
         """Others commit, and nobody had to take over, unless for want of a session."""
         self.commit(self.innocent)
-        assert self.epoch() == self.term or self.site.lost_its_session()
+        has_led_on = self.epoch() == self.term or self.site.lost_its_session()
+        assert has_led_on, f"the lead has changed: {self.site.said()[-6_000:]}"
 
     def fault(self) -> str | None:
         """What is said to be wrong with the poisoned stream."""

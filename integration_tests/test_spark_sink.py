@@ -374,8 +374,8 @@ def test_without_a_coordinator_the_commit_is_not_known_and_the_next_run_finds_ou
     rows = spark.range(0, 10, 1, 2).selectExpr("string(id) AS value")
     site.stop_coordinator()
     try:
-        with pytest.raises(Exception, match=r"was asked for, but not answered within 1 s"):
-            rows.write.format("rollbridge").options(**options).option("commit.timeout.seconds", "1").mode(
+        with pytest.raises(Exception, match=r"was asked for, but not answered within 10 s"):
+            rows.write.format("rollbridge").options(**options).option("commit.timeout.seconds", "10").mode(
                 "append"
             ).save()
     finally:

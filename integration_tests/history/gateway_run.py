@@ -27,6 +27,7 @@ from integration_tests.history.report import Report
 from integration_tests.history.trial import (
     ADOPTED,
     ALL,
+    BEGIN_S,
     GROUP,
     HEAL_S,
     KAFKA_SETTINGS,
@@ -120,7 +121,7 @@ class GatewayRun(Trial):
         self._workers.start("writer", ALL)
         for stream in ALL:
             self._workers.start("reader", (stream,))
-        self._await_progress("clients begin")
+        self._await_progress("clients begin", BEGIN_S)
 
     def window(self, fault: str, broken_s: float = BROKEN_S) -> None:
         """Break something for a while, perhaps while a stream is scaled, then see that it heals."""
@@ -226,11 +227,11 @@ class GatewayRun(Trial):
                 odd = {key: (found.get(key), wanted.get(key)) for key in KEYS if found.get(key) != wanted.get(key)}
                 self._clashes.append(f"{topic}: {len(odd)} of {len(KEYS)} keys were not written where they are: {odd}")
 
-    def _await_progress(self, what: str) -> None:
+    def _await_progress(self, what: str, timeout_s: float = HEAL_S) -> None:
         goals = {role: self._workers.noted([role]) + goal for role, goal in (("passer", CALM), ("javan", CALM // 4))}
         if not self._has_java:
             del goals["javan"]
-        eventually(lambda: all(self._workers.noted([role]) >= goal for role, goal in goals.items()), what, HEAL_S)
+        eventually(lambda: all(self._workers.noted([role]) >= goal for role, goal in goals.items()), what, timeout_s)
 
     def _offsets(self, producers: list[str]) -> dict[str, int | None]:
         """What the consumer groups of producers have committed."""

@@ -38,6 +38,7 @@ from integration_tests.history.shrinking import KEY, shared_state
 from integration_tests.history.trial import (
     ADOPTED,
     ALL,
+    BEGIN_S,
     GROUP,
     HEAL_S,
     KAFKA_SETTINGS,
@@ -140,8 +141,8 @@ class Run(Trial):
         self._workers.start("pulse", (PULSE,))
         self._workers.start("transformer", (STREAMS[0], COPIES))
         java = self._workers.start("java", (ADOPTED,))
-        self._await_progress("clients begin")
-        eventually(lambda: java not in self._workers.alive("java"), "a Java producer ends", HEAL_S)
+        self._await_progress("clients begin", BEGIN_S)
+        eventually(lambda: java not in self._workers.alive("java"), "a Java producer ends", BEGIN_S)
 
     def _adopt(self, client: rollbridge.Bridge) -> None:
         with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
@@ -302,9 +303,9 @@ class Run(Trial):
     def _state_of(self, stream: str) -> StreamState:
         return stream_states(self._cluster.bootstrap_servers, self._cluster.zookeeper, [stream])[stream]
 
-    def _await_progress(self, what: str) -> None:
+    def _await_progress(self, what: str, timeout_s: float = HEAL_S) -> None:
         goal = self._workers.noted() + CALM
-        eventually(lambda: self._workers.noted() >= goal, what, HEAL_S)
+        eventually(lambda: self._workers.noted() >= goal, what, timeout_s)
 
 
 @contextmanager

@@ -32,6 +32,8 @@ ALL: Final = (*STREAMS, ADOPTED)
 GROUP: Final = GroupName("history")
 WINDOWS: Final = 12
 """So many random faults a run has; an even number."""
+BEGIN_S: Final = 600.0
+"""Within this time some fifty processes begin that start at once, and no promise is about that."""
 HEAL_S: Final = 120.0
 """Within this time after a fault a new client must commit again, and the others must go on. Several brokers that could
 not reach each other may need half a minute for a single commit, after ``replica.lag.time.max.ms``."""
@@ -68,7 +70,7 @@ class Trial(ABC):
         self._await_progress(f"clients go on after: {window.fault}")
 
     @abstractmethod
-    def _await_progress(self, what: str) -> None:
+    def _await_progress(self, what: str, timeout_s: float = HEAL_S) -> None:
         """Wait until clients have noted some things more."""
 
     def _settled_states(self, streams: Sequence[str]) -> dict[str, StreamState]:
