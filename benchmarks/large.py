@@ -22,8 +22,8 @@ from benchmarks.failover import settled
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.memory import peak_bytes
 from benchmarks.site import Site, another_coordinator, records
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch_plan import Fetched
-from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
@@ -238,7 +238,9 @@ def _read(b: rollbridge.Bridge, stream: str, ended: Event) -> Notes:
     """
     notes: Notes = []
     name = StreamName.parse(stream)
-    follower = Follower(b.settings.bootstrap_servers, Isolation.READ_COMMITTED, name="benchmark", client_id="benchmark")
+    follower = KafkaClient(b.settings.bootstrap_servers, client_id="benchmark").follow(
+        Isolation.READ_COMMITTED, name="benchmark"
+    )
     reading: set[str] = set()
     with closing(follower):
         while not ended.is_set():

@@ -11,7 +11,7 @@ from typing import Final
 import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measure, Measured, Row
 from benchmarks.site import Site, another_coordinator
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.keyspace import KeySpace
 
 SEGMENTS: Final = 64
@@ -73,7 +73,7 @@ def experiment(site: Site, *, rounds: int) -> Experiment:
 
 
 def _late(site: Site, count: int) -> Measure:
-    topics, admin = TopicAdmin(site.bootstrap_servers), site.bridge.admin
+    topics, admin = KafkaClient(site.bootstrap_servers).topics, site.bridge.admin
 
     def measure() -> Measured:
         stream = site.make_stream(f"late-{time.monotonic_ns()}", SEGMENTS)

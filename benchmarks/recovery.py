@@ -28,7 +28,7 @@ from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, encode_abort, pack_bundle
 from rollbridge.buffer.snapshot_topic import SnapshotReader
 from rollbridge.commitlog.control import ControlKind, ControlRecord
-from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.names import (
     GroupName,
     StreamName,
@@ -227,7 +227,7 @@ class History:
         name = self._stream("history")
         with self._connect("history") as b:
             config = b.admin.describe(str(name)).config
-            found = SnapshotReader(b.settings.bootstrap_servers, b.settings.kafka, name.scope).of(config)
+            found = SnapshotReader(KafkaClient.of(b.settings), name.scope).of(config)
             return all(item.aborted == aborts and item.tail < _TAIL_MAX for item in found)
 
     @contextmanager
@@ -280,7 +280,7 @@ def write_aborted(bootstrap_servers: str, stream: StreamName, numbers: range) ->
     lost: list[object] = []
     producer = Producer({"bootstrap.servers": bootstrap_servers, "enable.idempotence": True, "linger.ms": 20})
     log = GroupName(stream.scope).commit_log_topic
-    with TransactionalAppender(bootstrap_servers, f"rollbridge.benchmark.{stream.scope}") as appender:
+    with KafkaClient(bootstrap_servers).appender(f"rollbridge.benchmark.{stream.scope}") as appender:
         appender.init()
         for first in range(0, len(numbers), _AT_ONCE):
             ids = [TransactionId.of(0, number) for number in numbers[first : first + _AT_ONCE]]

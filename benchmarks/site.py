@@ -16,6 +16,7 @@ from typing import Any, Final
 from confluent_kafka import Consumer, TopicPartition
 
 import rollbridge
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.stream.epochs import EpochCause
 from rollbridge.stream.names import StreamName
@@ -202,7 +203,7 @@ def open_site() -> Iterator[Site]:
                 cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="benchmark"
             ) as connection,
         ):
-            yield Site(cluster, coordinator, connection, TopicAdmin(cluster.bootstrap_servers), cleanup)
+            yield Site(cluster, coordinator, connection, KafkaClient(cluster.bootstrap_servers).topics, cleanup)
 
 
 def answers_of(module: str, processes: int, *arguments: str) -> list[Any]:

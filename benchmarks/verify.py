@@ -14,6 +14,7 @@ from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.reading import consumed
 from benchmarks.site import Site, records, where_merged
 from rollbridge.doctor.verify import verify
+from rollbridge.kafka.client import KafkaClient
 
 _BATCH: Final = 5_000
 _SMALL: Final = 10
@@ -79,7 +80,7 @@ def _verified(site: Site, stream: str, count: int) -> Measured:
     config = site.bridge.admin.describe(stream).config
     history = site.bridge.admin.history(stream)
     began = time.perf_counter()
-    found = verify(site.bootstrap_servers, {}, config, history)
+    found = verify(KafkaClient(site.bootstrap_servers), config, history)
     seconds = time.perf_counter() - began
     if found.findings.total or found.tally.matched != count:
         raise RuntimeError(f"{stream} was not verified as it should be: {found.findings.named[:3]}, {found.tally}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from contextlib import closing
 from typing import NamedTuple
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -17,9 +16,10 @@ from kio.static.primitive import i32
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.base.deadlines import Deadline
 from rollbridge.kafka.batches import BatchBuilder, Compression
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.clients import consumer_config
-from rollbridge.kafka.metadata import Clusters, CoordinatorType, Isolation
-from rollbridge.kafka.topics import PartitionLike, TopicAdmin
+from rollbridge.kafka.metadata import CoordinatorType, Isolation
+from rollbridge.kafka.topics import PartitionLike
 
 # Of today: brokers delete what is older than a week by its own timestamp.
 TIMESTAMP = int(time.time() * 1000)
@@ -73,7 +73,7 @@ def stored_offsets(bootstrap_servers: str, group: str, topic: str, partitions: i
         answers.extend(answer for answer in (ask(),) if answer is not None)
         return bool(answers)
 
-    with closing(Clusters(bootstrap_servers, security=None, client_id="stored-offsets")) as clusters:
+    with KafkaClient(bootstrap_servers, client_id="stored-offsets") as clusters:
         eventually(answered, f"the group coordinator tells the offsets of {group}")
     return answers[-1]
 
@@ -136,7 +136,7 @@ def await_settled(
 ) -> None:
     """Return once no native transaction is open on any of the partitions."""
     places = list(partitions)
-    admin = TopicAdmin(bootstrap_servers)
+    admin = KafkaClient(bootstrap_servers).topics
 
     def settled() -> bool:
         return admin.end_offsets(places, Isolation.READ_COMMITTED) == admin.end_offsets(places)

@@ -12,7 +12,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, read_committed
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 
 PARTITIONS = 4
 
@@ -69,7 +69,7 @@ def grow(kafka: AdminClient, topic: str) -> None:
 def create_anew(site: Site, kafka: AdminClient, topic: str) -> None:
     """Delete the topic and create it again, with more records than it had."""
     kafka.delete_topics([topic])[topic].result(120)
-    topics = TopicAdmin(site.cluster.bootstrap_servers)
+    topics = KafkaClient(site.cluster.bootstrap_servers).topics
     eventually(lambda: topic not in topics.list_topics(), "the topic is gone")
     create_topic(site.cluster.bootstrap_servers, topic, PARTITIONS)
     native(site, topic, [b"other-%d" % number for number in range(400)])

@@ -22,9 +22,9 @@ from rollbridge.base.sn import DLSN
 from rollbridge.client.admin import Adoption
 from rollbridge.consumer.records import BatchFetcher
 from rollbridge.errors import InvalidRequestError, RollbridgeError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.clients import get_headers
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import TOPICS_SCOPE, StreamName, parse_segment_topic
@@ -212,7 +212,7 @@ def read_committed(
 def await_markers(bootstrap_servers: str, places: Sequence[tuple[str, int]]) -> None:
     """Return when all that is there now is stable, or not soon: some tests want somebody's transaction to stay open."""
     deadline = time.monotonic() + MARKERS_S
-    with closing(TopicAdmin(bootstrap_servers)) as admin:
+    with closing(KafkaClient(bootstrap_servers).topics) as admin:
         ends = admin.end_offsets(places)
         while time.monotonic() < deadline:
             stable = admin.end_offsets(places, Isolation.READ_COMMITTED)
@@ -236,7 +236,7 @@ def give_headers(bootstrap_servers: str, place: tuple[str, int], messages: Seque
     first = next((message.offset() or 0 for message in messages), 0)
     begin, run = first, b""
     if first and not own_headers(messages[0]):
-        with closing(BatchFetcher(bootstrap_servers)) as fetch:
+        with closing(BatchFetcher(KafkaClient(bootstrap_servers).log)) as fetch:
             found = [(offset, value) for offset, value, _ in fetch(place, first).heads]
         begin, run = max(((offset, value) for offset, value in found if offset < first), default=(first, b""))
     transaction, sequences = parsed_run(run)

@@ -27,7 +27,7 @@ from rollbridge.buffer.frames import FrameHeader, FrameKind, Manifest, PieceKey,
 from rollbridge.commitlog.control import decode_control
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import RollbridgeError
-from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.committed import batch_of_one
 from rollbridge.metadata import paths
 from rollbridge.metadata.errors import ZooKeeperDeniedError
@@ -271,12 +271,8 @@ class Hostile:
     def _native(self) -> None:
         """Native transactions, which stay open for a moment and end this way or that."""
         name = f"{self._own.scope}.{self._own.stream}.{self._choice.randrange(3)}"
-        with TransactionalAppender(
-            self._plan.bootstrap_servers,
-            name,
-            security=self._plan.kafka,
-            transaction_timeout_ms=5_000,
-            retry_timeout_ms=3_000,
+        with KafkaClient(self._plan.bootstrap_servers, security=self._plan.kafka).appender(
+            name, transaction_timeout_ms=5_000, retry_timeout_ms=3_000
         ) as appender:
             appender.init()
             topic = self._choice.choice(self._segment_topics())

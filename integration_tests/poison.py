@@ -23,7 +23,7 @@ from integration_tests.patience import PATIENCE_S
 from integration_tests.spark_tools import options_of
 from rollbridge.buffer.frames import FrameHeader, FrameKind, Manifest, PieceKey
 from rollbridge.kafka.batches import BatchBuilder
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import GroupName, StreamName
 
@@ -47,7 +47,7 @@ class Group:
         self.name = GroupName(scope)
         self.innocent = f"{scope}/innocent"
         client.admin.create_stream(self.innocent)
-        self.admin = TopicAdmin(site.cluster.bootstrap_servers)
+        self.admin = KafkaClient(site.cluster.bootstrap_servers).topics
         self._producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "message.max.bytes": 16 << 20})
         self.commit(self.innocent)
         self.fresh()

@@ -12,6 +12,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import producer_config
 from rollbridge.buffer.snapshot_topic import BufferSnapshot, SnapshotReader
 from rollbridge.config import ConnectionSettings
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.names import StreamName
 
 PREFIX = "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_"
@@ -47,7 +48,7 @@ def abort_many(b: rollbridge.Bridge, stream: str, count: int) -> None:
 def found(b: rollbridge.Bridge, stream: str) -> BufferSnapshot:
     """The snapshot of a stream's only buffer partition."""
     settings: ConnectionSettings = b.settings
-    [only] = SnapshotReader(settings.bootstrap_servers, settings.kafka, StreamName.parse(stream).scope).of(
+    [only] = SnapshotReader(KafkaClient.of(settings), StreamName.parse(stream).scope).of(
         b.admin.describe(stream).config
     )
     return only

@@ -11,7 +11,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 import rollbridge
 from integration_tests.clients import Site, read_committed, until
 from rollbridge.errors import TransactionAbortedError
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 
 PARTITIONS = 3
 KEYS = [b"key-%d" % number for number in range(12)]
@@ -24,7 +25,7 @@ def orders_topic(site: Site, client: rollbridge.Bridge, scope: str, unique_name:
 
 
 def adopt(site: Site, client: rollbridge.Bridge, scope: str, topic: str) -> str:
-    TopicAdmin(site.cluster.bootstrap_servers).create_topics([TopicSpec(name=topic, partitions=PARTITIONS)])
+    KafkaClient(site.cluster.bootstrap_servers).topics.create_topics([TopicSpec(name=topic, partitions=PARTITIONS)])
     native(site, topic, b"native")
     client.admin.adopt_topic(topic, stream=f"{scope}/{topic}")
     return topic
@@ -174,7 +175,7 @@ def test_a_truncation_is_asked_for_by_the_topics_name(site: Site, client: rollbr
     with client.transaction(orders_topic) as transaction:
         transaction.write(orders_topic, KEYS[0], b"after")
     assert records_of(client, orders_topic) == [b"after"]
-    starts = TopicAdmin(site.cluster.bootstrap_servers).start_offsets(
+    starts = KafkaClient(site.cluster.bootstrap_servers).topics.start_offsets(
         [(orders_topic, number) for number in range(PARTITIONS)]
     )
     assert any(starts.values())

@@ -18,7 +18,7 @@ from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.doctor.verify import make_plan
 from rollbridge.errors import InvalidRequestError, StreamBusyError, TransactionAbortedError, TruncatedError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED
 
 __all__ = ["kafka", "site", "topic"]
@@ -87,7 +87,9 @@ def test_commits_to_a_topic_that_is_gone_end_as_aborted_and_say_why(
     eventually(lambda: fault_of(client, topic) == expected, "the leader has noticed")
     goes_on(client, ledger)
     config, history = client.admin.describe(topic).config, client.admin.history(topic)
-    assert not make_plan(TopicAdmin(site.cluster.bootstrap_servers), config, history).segments, "nothing to verify"
+    assert not make_plan(KafkaClient(site.cluster.bootstrap_servers).topics, config, history).segments, (
+        "nothing to verify"
+    )
     with pytest.raises(StreamBusyError):
         client.admin.release_topic(topic)
     refused = waiting.exception(PATIENCE_S)
@@ -126,7 +128,7 @@ def test_a_release_is_refused_while_transactions_are_open_and_changes_nothing(
 
 def test_a_scale_leaves_a_topic_only_where_it_is_told_to(site: Site, client: rollbridge.Bridge, topic: str) -> None:
     adopt(client, topic, partitioner="murmur2")
-    admin = TopicAdmin(site.cluster.bootstrap_servers)
+    admin = KafkaClient(site.cluster.bootstrap_servers).topics
     was, history = admin.describe([topic]), client.admin.history(topic)
     with pytest.raises(InvalidRequestError, match="--leave-topic"):
         client.admin.scale(topic, seal=[0], ranges=[(0.0, 0.1), (0.1, 0.25)])
@@ -150,7 +152,7 @@ def test_a_topic_is_left_once_what_native_producers_have_open_has_ended(
     open_one.begin_transaction()
     open_one.produce(topic, b"open", KEYS[0])
     assert open_one.flush(30) == 0
-    admin = TopicAdmin(servers)
+    admin = KafkaClient(servers).topics
     was, split = admin.describe([topic]), [(0.0, 0.1), (0.1, 0.25)]
     with pytest.raises(StreamBusyError, match="nothing was changed"):
         client.admin.scale(topic, seal=[0], ranges=split, leave_topic=True)
@@ -182,7 +184,7 @@ def test_what_kafka_itself_deletes_is_gone_for_everybody_and_nothing_else_is(tmp
         kafka = AdminClient({"bootstrap.servers": servers})
         settings = {"retention.ms": "3000", "segment.ms": "500", "message.timestamp.type": "CreateTime"}
         kafka.create_topics([NewTopic("orders", 1, 1, config=settings)])["orders"].result(120)
-        admin = TopicAdmin(servers)
+        admin = KafkaClient(servers).topics
         with site.connect("app", rollbridge.ClientOptions(admin_timeout_s=120)) as client:
             adopt(client, "orders", partitioner="murmur2")
             long_one = begun(client, "orders", b"open-")

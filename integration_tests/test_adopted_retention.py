@@ -18,7 +18,7 @@ from integration_tests.clients import Site, adopt, read_committed, until
 from integration_tests.command_line import Cli
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 
 KEPT_MS = 1
 """Brokers look every five minutes, so that records stay for as long as a test needs them."""
@@ -122,7 +122,7 @@ def test_what_a_day_ago_was_written_stays_where_retention_counts_from_the_commit
                 for name in names:
                     for number in range(10):
                         txn.write(name, key=b"k", value=b"%d" % number, timestamp=yesterday_ms + number)
-        admin, places = TopicAdmin(cluster.bootstrap_servers), [(name, 0) for name in names]
+        admin, places = KafkaClient(cluster.bootstrap_servers).topics, [(name, 0) for name in names]
         eventually(lambda: admin.start_offsets(places)["swept", 0] >= 10, "Kafka has swept")
         assert admin.start_offsets(places)["kept", 0] == 0
         times = [message.timestamp()[1] for message in read_committed(cluster.bootstrap_servers, ["kept"])]

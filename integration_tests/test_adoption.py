@@ -15,7 +15,7 @@ from integration_tests.clients import Site, adopt, consumer_of, consumer_raises
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
 from rollbridge.errors import NotFoundError, StreamBusyError, StreamNotFoundError, StreamRecreatedError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import TOPIC_RECREATED
 from rollbridge.metadata.requests import AdminAnswer
@@ -53,7 +53,7 @@ def test_a_consumer_by_a_pattern_gets_the_adopted_topic_and_no_frames(
     open_one.flush()
     with client.transaction(topic) as txn:
         txn.write(topic, KEYS[0], b"committed")
-    assert any(TopicAdmin(site.cluster.bootstrap_servers).end_offsets([config.buffer_topic]).values())
+    assert any(KafkaClient(site.cluster.bootstrap_servers).topics.end_offsets([config.buffer_topic]).values())
     consumer = Consumer(
         {
             "bootstrap.servers": site.cluster.bootstrap_servers,
@@ -110,7 +110,7 @@ def test_a_topic_is_adopted_used_beside_native_producers_and_released(
 ) -> None:
     before = [b"before-%d" % number for number in range(200)]
     native(site, topic, before)
-    admin = TopicAdmin(site.cluster.bootstrap_servers)
+    admin = KafkaClient(site.cluster.bootstrap_servers).topics
     was = admin.describe([topic])[topic]
     adoption = adopt(client, topic)
     assert adoption.config.partitioner == "murmur2"

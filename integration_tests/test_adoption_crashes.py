@@ -19,8 +19,8 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import patient_client, read_committed
 from integration_tests.coordinators import Relay
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.seal import SEALED
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import StreamName
@@ -64,7 +64,7 @@ class Story:
     def __init__(self, cluster: AnyCluster, root: str, topic: str) -> None:
         self.cluster, self.root, self.topic = cluster, root, topic
         self.name = StreamName.of_topic(topic, topic.replace(".", "_"))  # its group has the scope to itself
-        self.admin = TopicAdmin(cluster.bootstrap_servers)
+        self.admin = KafkaClient(cluster.bootstrap_servers).topics
         self.expected: list[bytes] = []
 
     def native(self, word: str) -> None:

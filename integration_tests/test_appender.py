@@ -13,6 +13,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import ConfigError, CorruptDataError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
@@ -27,7 +28,7 @@ def servers(cluster: AnyCluster) -> str:
 
 @pytest.fixture
 def admin(servers: str) -> TopicAdmin:
-    return TopicAdmin(servers)
+    return KafkaClient(servers).topics
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def opener(servers: str, topic_prefix: str) -> Iterator[Opener]:
     opened = []
 
     def make(suffix: str = "", *, init: bool = True, **options: int) -> TransactionalAppender:
-        appender = TransactionalAppender(servers, f"{topic_prefix}{suffix}", **options)  # type: ignore[arg-type]
+        appender = KafkaClient(servers).appender(f"{topic_prefix}{suffix}", **options)  # type: ignore[arg-type]
         opened.append(appender)
         if init:
             appender.init()
@@ -326,21 +327,20 @@ def test_operations_out_of_turn_are_refused(opener: Opener, topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("given", "options", "named"),
     [
-        ({"transactional_id": ""}, "transactional.id"),
-        ({"max_in_flight": 6}, "max_in_flight"),
-        ({"max_in_flight": 0}, "max_in_flight"),
-        ({"transaction_timeout_ms": 0}, "transaction_timeout_ms"),
-        ({"bootstrap_servers": "nowhere"}, "bootstrap.servers"),
-        ({"bootstrap_servers": " , "}, "bootstrap.servers"),
-        ({"security": {"plugin.library.paths": "x"}}, "plugin.library.paths"),
+        ({}, {"transactional_id": ""}, "transactional.id"),
+        ({}, {"transaction_timeout_ms": 0}, "transaction_timeout_ms"),
+        ({"bootstrap_servers": "nowhere"}, {}, "bootstrap.servers"),
+        ({"bootstrap_servers": " , "}, {}, "bootstrap.servers"),
+        ({"security": {"plugin.library.paths": "x"}}, {}, "plugin.library.paths"),
     ],
 )
-def test_wrong_settings_are_named(options: dict[str, object], named: str) -> None:
-    given = {"bootstrap_servers": "localhost:9092", "transactional_id": "t", **options}
+def test_wrong_settings_are_named(given: dict[str, object], options: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        TransactionalAppender(**given)  # type: ignore[arg-type]
+        KafkaClient(**{"bootstrap_servers": "localhost:9092", **given}).appender(  # type: ignore[arg-type]
+            **{"transactional_id": "t", **options}  # type: ignore[arg-type]
+        )
 
 
 def test_a_transaction_timeout_over_the_brokers_limit_is_a_setting(opener: Opener) -> None:

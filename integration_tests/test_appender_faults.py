@@ -18,6 +18,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import eventually
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
@@ -26,7 +27,7 @@ from rollbridge.kafka.errors import (
     ProducerFencedError,
 )
 from rollbridge.kafka.metadata import Cluster, Isolation
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.kafka.transactions import (
     Coordination,
     ProducerFields,
@@ -74,7 +75,7 @@ def servers(cluster: AnyCluster) -> str:
 @pytest.fixture
 def topics(cluster: AnyCluster, topic_prefix: str) -> list[str]:
     names = [f"{topic_prefix}-{n}" for n in range(3)]
-    TopicAdmin(cluster.bootstrap_servers).create_topics(TopicSpec(name=name) for name in names)
+    KafkaClient(cluster.bootstrap_servers).topics.create_topics(TopicSpec(name=name) for name in names)
     return names
 
 
@@ -83,7 +84,7 @@ def opener(topic_prefix: str) -> Iterator[Opener]:
     with contextlib.ExitStack() as opened:
 
         def make(bootstrap_servers: str, suffix: str = "", **options: int) -> TransactionalAppender:
-            appender = TransactionalAppender(bootstrap_servers, f"{topic_prefix}{suffix}", **options)  # type: ignore[arg-type]
+            appender = KafkaClient(bootstrap_servers).appender(f"{topic_prefix}{suffix}", **options)  # type: ignore[arg-type]
             opened.enter_context(appender)
             appender.init()
             return appender
@@ -305,7 +306,7 @@ def test_an_abort_right_after_a_commit_is_not_taken_for_a_fencing(
 ) -> None:
     """The same with the real coordinator: many markers to write, and an abort of what has not begun."""
     names = [f"{topic_prefix}-{n}" for n in range(100)]
-    TopicAdmin(servers).create_topics(TopicSpec(name=name) for name in names)
+    KafkaClient(servers).topics.create_topics(TopicSpec(name=name) for name in names)
     appender = opener(servers, unknown_topic_timeout_ms=0)
     for _ in range(5):
         appender.append((name, batch_of([b"x"])) for name in names)
@@ -391,7 +392,7 @@ def test_an_interrupt_in_the_middle_leaves_the_outcome_unknown(opener: Opener, s
 
 
 def test_nobody_there_is_said_at_once() -> None:
-    with TransactionalAppender("127.0.0.1:1", "t", retry_timeout_ms=0) as appender:
+    with KafkaClient("127.0.0.1:1").appender("t", retry_timeout_ms=0) as appender:
         with pytest.raises(KafkaUnavailableError, match=r"127\.0\.0\.1:1"):
             appender.init()
         assert appender.state is AppenderState.NEW
@@ -436,7 +437,7 @@ def test_a_broker_killed_at_any_moment_leaves_whole_transactions(
 ) -> None:
     servers = frail.bootstrap_servers
     names = [f"{topic_prefix}-{n}" for n in range(3)]
-    TopicAdmin(servers).create_topics(TopicSpec(name=name) for name in names)
+    KafkaClient(servers).topics.create_topics(TopicSpec(name=name) for name in names)
     appender = opener(servers)
 
     appender.append((name, batch_of([b"first"])) for name in names)
@@ -475,7 +476,7 @@ def test_connections_the_broker_closed_as_idle_are_replaced(
     impatient: AnyCluster, opener: Opener, topic_prefix: str
 ) -> None:
     servers = impatient.bootstrap_servers
-    TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix)])
+    KafkaClient(servers).topics.create_topics([TopicSpec(name=topic_prefix)])
     appender = opener(servers)
     appender.append([(topic_prefix, batch_of([b"1"]))])
     appender.commit()
@@ -492,7 +493,7 @@ def test_a_transaction_open_too_long_is_refused_not_fenced(
     frail: AnyCluster, opener: Opener, topic_prefix: str
 ) -> None:
     servers = frail.bootstrap_servers
-    TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix)])
+    KafkaClient(servers).topics.create_topics([TopicSpec(name=topic_prefix)])
     slow = opener(servers, transaction_timeout_ms=5_000)
     for end in (slow.commit, lambda: slow.append([(topic_prefix, batch_of([b"late"]))])):
         slow.append([(topic_prefix, batch_of([b"slow"]))])
@@ -509,7 +510,7 @@ def test_an_id_that_the_coordinator_forgot_is_taken_again_unless_somebody_has_it
     forgetful: AnyCluster, opener: Opener, topic_prefix: str
 ) -> None:
     servers = forgetful.bootstrap_servers
-    TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix)])
+    KafkaClient(servers).topics.create_topics([TopicSpec(name=topic_prefix)])
 
     def used(suffix: str) -> TransactionalAppender:
         appender = opener(servers, suffix)

@@ -26,6 +26,7 @@ from rollbridge.cas.session import take_slot, transactional_ids
 from rollbridge.errors import CasOutcomeUnknownError, CasWriteError, UnavailableError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import StreamName
@@ -39,7 +40,7 @@ def values(site: Site, stream: str) -> list[bytes | None]:
 
 def open_by_hand(site: Site, stream: str, value: bytes) -> tuple[TransactionalAppender, int]:
     """A native transaction of somebody else, left open."""
-    appender = TransactionalAppender(site.cluster.bootstrap_servers, f"{stream}-by-hand")
+    appender = KafkaClient(site.cluster.bootstrap_servers).appender(f"{stream}-by-hand")
     appender.init()
     builder = BatchBuilder(1 << 10)
     builder.append(0, b"a", value)
@@ -172,7 +173,7 @@ def test_a_writer_that_lost_its_slot_takes_another_and_goes_on(
     with client.cas_writer(ledger) as writer:
         sn = writer.write(b"a", b"1", expected=EMPTY)
         usurpers = [
-            TransactionalAppender(site.cluster.bootstrap_servers, identifier)
+            KafkaClient(site.cluster.bootstrap_servers).appender(identifier)
             for identifier in transactional_ids(StreamName.parse(ledger), 0)
         ]
         for usurper in usurpers:

@@ -31,8 +31,8 @@ from rollbridge.cas import machine
 from rollbridge.cas.machine import MOVES, ConditionalAppend, RoundState
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError, InvalidRequestError
-from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import LogReader, Stretch
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.segment_tail import Read, SegmentTail
@@ -339,7 +339,7 @@ def contend_behind_an_open_transaction(site: Site, client: rollbridge.Bridge, st
         client.cas_writer(stream) as one,
         site.connect("other") as another,  # writers of one connection would wait for each other before they append
         another.cas_writer(stream) as other,
-        TransactionalAppender(site.cluster.bootstrap_servers, f"{stream}-by-hand") as appender,
+        KafkaClient(site.cluster.bootstrap_servers).appender(f"{stream}-by-hand") as appender,
         ThreadPoolExecutor(2) as pool,
     ):
         appender.init()

@@ -33,7 +33,7 @@ from rollbridge.errors import (
     TransactionExpiredError,
     WrongClusterError,
 )
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import StreamName
@@ -262,7 +262,7 @@ def test_a_stream_that_does_not_exist_is_deleted_where_that_is_wanted(client: ro
 def test_a_frame_that_the_brokers_refuse_makes_the_transaction_incomplete(
     site: Site, client: rollbridge.Bridge, orders: str
 ) -> None:
-    admin = TopicAdmin(site.cluster.bootstrap_servers)
+    admin = KafkaClient(site.cluster.bootstrap_servers).topics
     buffer = StreamName.parse(orders).buffer_topic()
     admin.set_topic_config(buffer, {"max.message.bytes": "1000"})
 

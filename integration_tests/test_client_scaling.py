@@ -12,7 +12,8 @@ import rollbridge
 from integration_tests.clients import Site, place_of, until
 from rollbridge.base.sn import DLSN
 from rollbridge.errors import InvalidNameError, StreamNotFoundError
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.epochs import EpochCause
 from rollbridge_coordinator.core.stream_state import segment_topic_spec
 
@@ -110,7 +111,7 @@ def test_a_topic_of_somebody_else_is_not_taken_for_a_segment(site: Site, client:
     # The name that the segment of the stream's next life will have.
     spec = segment_topic_spec(client.admin.describe(stream).config, rollbridge.SegmentId.of(0, 1))
     client.admin.delete_stream(stream)
-    admin = TopicAdmin(site.cluster.bootstrap_servers)
+    admin = KafkaClient(site.cluster.bootstrap_servers).topics
     admin.create_topics([TopicSpec(name=spec.name, config=spec.config)])
     producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers})
     producer.produce(spec.name, b"somebody else's", partition=0)

@@ -13,6 +13,7 @@ from rollbridge.base.ids import SegmentId
 from rollbridge.config import load_settings
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import gather
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import RetentionMarks
@@ -27,7 +28,7 @@ def test_a_leader_whose_clock_is_a_day_ahead_deletes_nothing_that_is_young(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     stream, root, late = StreamName(unique_name("ahead"), "s"), f"/{unique_name('ahead')}", unique_name("clocked")
-    topics = TopicAdmin(cluster.bootstrap_servers)
+    topics = KafkaClient(cluster.bootstrap_servers).topics
     with (
         Site(cluster, root, tmp_path, ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS="100") as site,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=120)) as b,

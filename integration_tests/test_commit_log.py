@@ -31,6 +31,7 @@ from rollbridge.errors import (
     TransactionCommittedError,
     TruncatedError,
 )
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
@@ -59,7 +60,7 @@ def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def topics(cluster: AnyCluster) -> TopicAdmin:
-    return TopicAdmin(cluster.bootstrap_servers)
+    return KafkaClient(cluster.bootstrap_servers).topics
 
 
 def log_of(stream: str) -> str:
@@ -125,7 +126,7 @@ def test_what_is_older_than_the_retention_goes_and_what_has_ended_stays_known(
         client.transactions(scope, start=begin)
     with client.transactions(scope, follow=False) as reader:
         assert [item.id for item in reader if item.id in old] == []
-    whole = list(read_all(site.cluster.bootstrap_servers, {}, log))
+    whole = list(read_all(KafkaClient(site.cluster.bootstrap_servers), log))
     assert whole[0].offset > 60, "a repair reads what is left of the log"
     assert client.outcome(old[-1]).state == "committed", "outcomes are remembered elsewhere"
     say_again(site.cluster, ledger, old[0])

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import create_topic, produce
-from rollbridge.kafka.topics import TopicAdmin
-from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge.kafka.client import KafkaClient
 from rollbridge_coordinator.core.condition_reader import RetentionReader
 
 
@@ -20,8 +18,8 @@ def test_records_are_deleted_where_that_can_be_done_and_refused_for_every_other_
     for name in (topic, short):
         create_topic(servers, name)
         produce(servers, name, [b"1", b"2", b"3"])
-    settings = CoordinatorSettings(bootstrap_servers=servers, zookeeper=cluster.zookeeper)
-    with closing(RetentionReader(settings)) as reader, closing(TopicAdmin(servers)) as admin:
+    with KafkaClient(servers) as kafka, kafka.cluster() as brokers:
+        reader, admin = RetentionReader(kafka, brokers), kafka.topics
         assert reader.delete({(topic, 0): 2, (missing, 0): 1, (short, 0): 99}) == {(missing, 0), (short, 0)}
         assert admin.start_offsets([topic, short]) == {topic: 2, short: 0}
         assert reader.delete({(topic, 0): 1}) == frozenset(), "what is gone already needs no deletion"

@@ -33,7 +33,7 @@ from rollbridge.errors import (
     StreamRecreatedError,
     TruncatedError,
 )
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.names import StreamName
 
 
@@ -719,7 +719,7 @@ def test_a_topic_that_was_created_and_adopted_again_is_begun_at_its_first_record
         write(client, topic, b"former-%d" % number)
     with group.member(topic, auto_commit_interval_ms=86_400_000) as consumer:
         former = take(consumer, 3 * len(KEYS))
-        with closing(TopicAdmin(site.cluster.bootstrap_servers)) as admin:
+        with closing(KafkaClient(site.cluster.bootstrap_servers).topics) as admin:
             admin.delete_topics([topic])
             until(lambda: topic not in admin.list_topics())
         create_topic(site.cluster.bootstrap_servers, topic, partitions=2)
@@ -753,7 +753,7 @@ def test_a_member_that_closes_commits_nothing_in_a_topic_that_was_created_again(
     write(client, topic, b"former")
     with group.member(topic, auto_commit_interval_ms=86_400_000) as consumer:
         take(consumer, len(KEYS))
-        with closing(TopicAdmin(site.cluster.bootstrap_servers)) as admin:
+        with closing(KafkaClient(site.cluster.bootstrap_servers).topics) as admin:
             admin.delete_topics([topic])
             until(lambda: topic not in admin.list_topics())
         create_topic(site.cluster.bootstrap_servers, topic, partitions=2)

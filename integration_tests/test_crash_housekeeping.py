@@ -18,7 +18,7 @@ from integration_tests.clients import patient_client, read_committed
 from integration_tests.coordinators import Relay, until
 from rollbridge.buffer.snapshot_topic import SnapshotReader
 from rollbridge.errors import OutcomeExpiredError, TransactionRefusedError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.names import StreamName
 
@@ -52,7 +52,7 @@ def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
         Relay(cluster, f"/{scope}", tmp_path, POINTS, BUSY) as relay,
         patient_client(cluster, f"/{scope}", "teller") as b,
     ):
-        topics = TopicAdmin(cluster.bootstrap_servers)
+        topics = KafkaClient(cluster.bootstrap_servers).topics
         b.admin.create_stream(name)
         config = b.admin.describe(name).config
         holder = b.begin(name)
@@ -65,7 +65,7 @@ def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
             aborted.append((txn.id, txn.abort_async()))
         for _, ended in aborted:
             ended.result(60)
-        until(lambda: _has_sealed(SnapshotReader(b.settings.bootstrap_servers, b.settings.kafka, scope), config))
+        until(lambda: _has_sealed(SnapshotReader(KafkaClient.of(b.settings), scope), config))
         holder.abort()
         before, _ = _written(b, name, b"before")
         until(lambda: relay.deaths == 3)
@@ -102,7 +102,7 @@ def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
         segments = [stream.segment_topic(item) for item in history.segments() if item != sealed]
         seen = [item.value() for item in read_committed(cluster.bootstrap_servers, segments)]
         assert seen == [b"kept", b"if", b"brief"]
-        reader = SnapshotReader(b.settings.bootstrap_servers, b.settings.kafka, scope)
+        reader = SnapshotReader(KafkaClient.of(b.settings), scope)
         [snapshot] = reader.of(config)
         assert reader.verify(snapshot).faults == []
         assert snapshot.snapshot is not None

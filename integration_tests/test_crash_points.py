@@ -18,7 +18,7 @@ from integration_tests.clients import header_of, patient_client, read_committed
 from integration_tests.coordinators import Relay, until
 from integration_tests.crashing import CRASH_AT, STOP_AT, CrashPoint
 from rollbridge.commitlog.control import ControlKind, ControlRecord, decode_control
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
@@ -185,7 +185,7 @@ class Story:
             for step in range(run.count)
         }
         seen: list[str] = []
-        ends = TopicAdmin(self.cluster.bootstrap_servers).end_offsets(
+        ends = KafkaClient(self.cluster.bootstrap_servers).topics.end_offsets(
             [self.stream.segment_topic(segment) for segment in history.segments()]
         )
         for segment in history.segments():

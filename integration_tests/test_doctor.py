@@ -25,9 +25,9 @@ from rollbridge.buffer.snapshots import index_keys
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import CoordinatorUnavailableError
 from rollbridge.kafka.batches import BatchBuilder, stamped_header
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.dispatch import PRODUCE_KEY, produce_body, request_start
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.kafka.transactions import Coordination
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import Coordinator
@@ -83,7 +83,7 @@ def test_a_good_cluster_has_no_findings_and_each_fault_gets_one(
 
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     [sealed] = [item for item in history.segments() if history.sealed_end(item) is not None]
-    topics = TopicAdmin(cluster.bootstrap_servers)
+    topics = KafkaClient(cluster.bootstrap_servers).topics
     topics.set_topic_config(stream.segment_topic(sealed), {"max.message.bytes": "1000000"})
     topics.set_topic_config(stream.buffer_topic(), {"retention.ms": "1000"})
     group = GroupName(patient.scope)
@@ -100,7 +100,7 @@ def test_a_group_that_cannot_be_read_hides_no_other(patient: Patient, cluster: A
     lost, led = GroupName(f"{scope}-lost"), GroupName(scope)
     with patient.site.connect() as b:
         b.admin.create_stream(f"{scope}/orders")
-    TopicAdmin(cluster.bootstrap_servers).set_topic_config(
+    KafkaClient(cluster.bootstrap_servers).topics.set_topic_config(
         StreamName(scope, "orders").buffer_topic(), {"retention.ms": "1000"}
     )
     with ZooKeeperSession(cluster.zookeeper, root=patient.site.root) as session:
@@ -146,7 +146,7 @@ def test_an_adopted_topic_is_looked_at_and_remains_its_owners(patient: Patient, 
     patient.site.stop_coordinator()
     kafka.delete_topics([topic])[topic].result(120)
     until(lambda: "topic-deleted" in patient.findings())
-    until(lambda: topic not in TopicAdmin(cluster.bootstrap_servers).list_topics())
+    until(lambda: topic not in KafkaClient(cluster.bootstrap_servers).topics.list_topics())
     kafka.create_topics([NewTopic(topic, 2, 1)])[topic].result(120)
     until(lambda: "topic-recreated" in patient.findings())
     patient.site.start_coordinator()
@@ -167,7 +167,7 @@ def test_what_a_new_leader_needs_is_looked_at(
     """Snapshots and outcomes: as they should be, damaged, without compaction, lagging, and gone."""
     stream, group = StreamName(patient.scope, "orders"), GroupName(patient.scope)
     indexes = snapshot_indexes_topic(patient.scope)
-    topics = TopicAdmin(cluster.bootstrap_servers)
+    topics = KafkaClient(cluster.bootstrap_servers).topics
     with patient.site.connect() as b:
         b.admin.create_stream(str(stream))
         for _ in range(2):

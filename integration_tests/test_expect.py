@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 from confluent_kafka import Producer
@@ -22,14 +23,13 @@ from rollbridge.errors import (
     TransactionClosedError,
     TransactionRefusedError,
 )
-from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.committed import batch_of_one
 from rollbridge.stream.conditions import CONDITIONS_MAX, Condition, Scope
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import even_ranges
 from rollbridge.stream.names import GroupName, SegmentPlaces, StreamName
 from rollbridge.stream.reading import KeyLineage
-from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core.condition_reader import ConditionReader
 from rollbridge_coordinator.core.effects import Found, Query, Span, Undecided
 
@@ -74,7 +74,7 @@ def test_what_a_stranger_writes_is_noticed_whatever_its_headers(
 ) -> None:
     with client.cas_writer(ledger) as writer:
         known = writer.write(b"a", b"0", expected=EMPTY, scope=within)
-        with TransactionalAppender(site.cluster.bootstrap_servers, f"foreign-{ledger}") as foreign:
+        with KafkaClient(site.cluster.bootstrap_servers).appender(f"foreign-{ledger}") as foreign:
             foreign.init()
             foreign.append([(topic_of(client, ledger), batch_of_one(1, b"a", b"foreign", [(name, b"x" * size)]))])
             foreign.commit()
@@ -91,7 +91,7 @@ def test_what_a_stranger_writes_is_noticed_whatever_its_headers(
 def test_a_record_whose_header_name_is_no_text_is_a_record_like_others(
     site: Site, client: rollbridge.Bridge, ledger: str, within: str
 ) -> None:
-    with TransactionalAppender(site.cluster.bootstrap_servers, f"foreign-{ledger}") as foreign:
+    with KafkaClient(site.cluster.bootstrap_servers).appender(f"foreign-{ledger}") as foreign:
         foreign.init()
         foreign.append([(topic_of(client, ledger), batch_of_one(1, b"a", b"foreign", [("\udcff\udcfe", b"x")]))])
         foreign.commit()
@@ -282,11 +282,8 @@ def test_an_sn_beyond_the_tail_is_refused_with_what_is_there(client: rollbridge.
 
 @pytest.fixture
 def outlook(site: Site) -> Iterator[ConditionReader]:
-    outlook = ConditionReader(
-        CoordinatorSettings(bootstrap_servers=site.cluster.bootstrap_servers, zookeeper=site.cluster.zookeeper)
-    )
-    yield outlook
-    outlook.close()
+    with closing(KafkaClient(site.cluster.bootstrap_servers).log()) as log:
+        yield ConditionReader(log)
 
 
 def test_records_of_others_between_own_ones_are_noticed_if_they_are_in_scope(

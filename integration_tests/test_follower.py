@@ -23,13 +23,13 @@ from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import fetch_plan, follower
-from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.names import DEFAULT_GROUP, GroupName, Partition
 
 Found = list[tuple[Partition, int, bytes | None]]
@@ -42,7 +42,7 @@ def servers(site: Site) -> str:
 
 @pytest.fixture
 def topic(servers: str, topic_prefix: str) -> str:
-    TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix, partitions=2)])
+    KafkaClient(servers).topics.create_topics([TopicSpec(name=topic_prefix, partitions=2)])
     return topic_prefix
 
 
@@ -88,7 +88,7 @@ class Collector:
 
 @pytest.fixture
 def collector(servers: str) -> Iterator[Collector]:
-    with closing(Follower(servers, Isolation.READ_COMMITTED, name="test", check_epochs=True)) as made:
+    with closing(KafkaClient(servers).follow(Isolation.READ_COMMITTED, name="test", check_epochs=True)) as made:
         yield Collector(made)
 
 
@@ -119,7 +119,7 @@ def test_who_waits_is_woken_by_a_partition_that_is_added_and_by_the_end(
     monkeypatch.setattr(follower, "_LOOK_S", 4 * PATIENCE_S)
     produce(servers, topic, [b"1"])
     wait_ms = int(2 * PATIENCE_S * 1000)  # whoever waits for the request that is under way waits in vain
-    collector = Collector(Follower(servers, Isolation.READ_COMMITTED, name="test", wait_ms=wait_ms))
+    collector = Collector(KafkaClient(servers).follow(Isolation.READ_COMMITTED, name="test", wait_ms=wait_ms))
 
     def run() -> None:
         with closing(collector.follower):
@@ -143,10 +143,10 @@ def test_who_waits_is_woken_by_a_partition_that_is_added_and_by_the_end(
 def test_what_native_transactions_have_aborted_is_seen_only_by_who_wants_it(
     servers: str, topic: str, collector: Collector
 ) -> None:
-    everything = Collector(Follower(servers, Isolation.READ_UNCOMMITTED, name="test"))
+    everything = Collector(KafkaClient(servers).follow(Isolation.READ_UNCOMMITTED, name="test"))
     for each in (collector, everything):
         each.follower.follow((topic, 0), 0)
-    with closing(everything.follower), TransactionalAppender(servers, topic) as appender:
+    with closing(everything.follower), KafkaClient(servers).appender(topic) as appender:
         appender.init()
         appender.append([(topic, batch_of([b"aborted"]))])
         eventually(everything.has(1), "it is in the log")
@@ -176,7 +176,7 @@ def test_a_broker_that_is_silent_is_dialled_anew_and_not_waited_for_at_the_end(
     monkeypatch.setattr(follower, "_REQUEST_S", 2.0)
     monkeypatch.setattr(follower, "_LOOK_S", 0.05)
     with FaultProxy(servers) as proxy, proxy.in_between(monkeypatch):
-        collector = Collector(Follower(servers, Isolation.READ_COMMITTED, name="test", wait_ms=50))
+        collector = Collector(KafkaClient(servers).follow(Isolation.READ_COMMITTED, name="test", wait_ms=50))
         with closing(collector.follower):
             collector.follower.follow((topic, 0), 0)
             collector.until(lambda: collector.follower._asked, "it is asked for")
@@ -192,7 +192,7 @@ def test_one_that_nobody_closes_leaves_no_connection(servers: str, topic: str) -
     produce(servers, topic, [b"0"])
 
     def read_and_forget() -> tuple[Connection, weakref.ref[Follower]]:
-        forgotten = Follower(servers, Isolation.READ_COMMITTED, name="forgotten")
+        forgotten = KafkaClient(servers).follow(Isolation.READ_COMMITTED, name="forgotten")
         forgotten.follow((topic, 0), 0)
         eventually(lambda: bool(forgotten.poll(0.05)), "it has read")
         forgotten.ask()
@@ -220,7 +220,7 @@ def test_a_topic_that_comes_later_is_told_of_and_read_and_others_do_not_wait(
     collector.until(lambda: collector.troubles, "it is told that there is no such topic")
     eventually(collector.has(1), "the other one is read")
     assert {(item.partition, type(item.fault)) for item in collector.troubles} == {((later, 0), TopicNotFoundError)}
-    TopicAdmin(servers).create_topics([TopicSpec(name=later)])
+    KafkaClient(servers).topics.create_topics([TopicSpec(name=later)])
     produce(servers, later, [b"2"])
     eventually(collector.has(2), "the new one is read")
     assert collector.values == [b"1", b"2"]
@@ -228,7 +228,7 @@ def test_a_topic_that_comes_later_is_told_of_and_read_and_others_do_not_wait(
 
 def test_what_was_truncated_is_told_with_where_to_go_on(servers: str, topic: str, collector: Collector) -> None:
     produce(servers, topic, [b"1", b"2", b"3"])
-    TopicAdmin(servers).delete_records({(topic, 0): 2})
+    KafkaClient(servers).topics.delete_records({(topic, 0): 2})
     collector.follower.follow((topic, 0), 1)
     collector.until(lambda: collector.troubles, "it is told that something is gone")
     trouble = collector.troubles[0]
@@ -248,8 +248,10 @@ def test_a_log_that_ends_earlier_is_told_with_where_it_ends(servers: str, topic:
 
 def test_a_broker_that_starts_anew_is_found_again(topic_prefix: str) -> None:
     with new_cluster() as own:
-        TopicAdmin(own.bootstrap_servers).create_topics([TopicSpec(name=topic_prefix)])
-        collector = Collector(Follower(own.bootstrap_servers, Isolation.READ_COMMITTED, name="test", check_epochs=True))
+        KafkaClient(own.bootstrap_servers).topics.create_topics([TopicSpec(name=topic_prefix)])
+        collector = Collector(
+            KafkaClient(own.bootstrap_servers).follow(Isolation.READ_COMMITTED, name="test", check_epochs=True)
+        )
         with closing(collector.follower):
             collector.follower.follow((topic_prefix, 0), 0)
             for number in range(2):
@@ -265,9 +267,9 @@ def test_a_broker_that_starts_anew_is_found_again(topic_prefix: str) -> None:
 @pytest.mark.containers
 def test_a_leader_that_moves_is_followed(ensemble: ContainerCluster, topic_prefix: str) -> None:
     servers = ensemble.bootstrap_servers
-    TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix, partitions=3, replication_factor=3)])
+    KafkaClient(servers).topics.create_topics([TopicSpec(name=topic_prefix, partitions=3, replication_factor=3)])
     partitions = [(topic_prefix, number) for number in range(3)]
-    collector = Collector(Follower(servers, Isolation.READ_COMMITTED, name="test", check_epochs=True))
+    collector = Collector(KafkaClient(servers).follow(Isolation.READ_COMMITTED, name="test", check_epochs=True))
     count = 0
 
     def write() -> None:
@@ -294,7 +296,7 @@ def test_a_client_learns_outcomes_although_its_connections_were_cut(
     site: Site, client: rollbridge.Bridge, scope: str, orders: str
 ) -> None:
     group = GroupName(scope, DEFAULT_GROUP)
-    with closing(OutcomeTail(site.cluster.bootstrap_servers)) as tail:
+    with closing(OutcomeTail(KafkaClient(site.cluster.bootstrap_servers))) as tail:
         tail.follow(group, 30)
         first = client.begin(orders)
         completion = tail.completion(first.id)

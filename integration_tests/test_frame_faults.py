@@ -15,7 +15,8 @@ from integration_tests.kafka_tools import read_all
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.client.sender import FrameSender, Undelivered
 from rollbridge.errors import BackpressureError, InvalidRequestError, NotAuthorizedError, NotFoundError
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 
 KEY = b"k" * 44
 
@@ -24,14 +25,14 @@ KEY = b"k" * 44
 def topic(site: Site, unique_name: Callable[[str], str]) -> str:
     """A topic of two partitions."""
     name = unique_name("frames")
-    TopicAdmin(site.cluster.bootstrap_servers).create_topics([TopicSpec(name=name, partitions=2)])
+    KafkaClient(site.cluster.bootstrap_servers).topics.create_topics([TopicSpec(name=name, partitions=2)])
     return name
 
 
 @pytest.fixture
 def sender(site: Site, proxy: FaultProxy) -> Iterator[FrameSender]:
     """A sender whose requests go through the proxy."""
-    sender = FrameSender(site.cluster.bootstrap_servers, client_id="frames")
+    sender = FrameSender(KafkaClient(site.cluster.bootstrap_servers, client_id="frames"))
     yield sender
     proxy.calm()
     sender.close(PATIENCE_S)
@@ -290,7 +291,9 @@ def test_a_topic_is_not_missed_while_nobody_can_be_asked(
 
 
 def test_who_sends_waits_for_room_and_is_refused_in_the_end(site: Site, proxy: FaultProxy, topic: str) -> None:
-    sender = FrameSender(site.cluster.bootstrap_servers, client_id="frames", buffer_bytes=2_000_000, block_s=0.5)
+    sender = FrameSender(
+        KafkaClient(site.cluster.bootstrap_servers, client_id="frames"), buffer_bytes=2_000_000, block_s=0.5
+    )
     told: list[Undelivered | None] = []
     proxy.strike(Api.PRODUCE, Point.BEFORE_REQUEST, times=1_000_000)
     sent = 0
@@ -312,7 +315,7 @@ def test_who_sends_waits_for_room_and_is_refused_in_the_end(site: Site, proxy: F
 
 
 def test_closing_tells_how_many_were_not_acknowledged(site: Site, proxy: FaultProxy, topic: str) -> None:
-    sender = FrameSender(site.cluster.bootstrap_servers, client_id="frames")
+    sender = FrameSender(KafkaClient(site.cluster.bootstrap_servers, client_id="frames"))
     proxy.strike(Api.PRODUCE, Point.SILENT, times=1_000_000)
     told: list[Undelivered | None] = []
     for _ in range(3):

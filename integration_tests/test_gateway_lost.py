@@ -18,7 +18,7 @@ from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.base.ids import TransactionId
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge_gateway.producer.table import Pair, client_name
 
 
@@ -111,7 +111,7 @@ def test_a_topic_that_is_deleted_costs_its_transaction_and_not_its_producer(
     producer.produce(topic, "lost")
     producer.produce(other, "lost with it")
     assert producer.flush(60) == 0
-    TopicAdmin(site.cluster.bootstrap_servers).delete_topics([topic])
+    KafkaClient(site.cluster.bootstrap_servers).topics.delete_topics([topic])
     with pytest.raises(KafkaException) as refused:
         producer.commit_transaction(PATIENCE_S)
     error = refused.value.args[0]

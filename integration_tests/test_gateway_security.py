@@ -45,7 +45,7 @@ from rollbridge.base.security import Security
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import AuthenticationError, RollbridgeError
 from rollbridge.kafka.batches import BatchBuilder, stamp
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
 from rollbridge.metadata.access import Resource, Right, coordinator
 from rollbridge.metadata.access import gateway as rights_of_a_gateway
@@ -281,7 +281,7 @@ def pair_of(answer: Any) -> dict[str, int]:
 
 def ends(cluster: Secured) -> dict[Any, Any]:
     """Where the buffers end."""
-    return dict(TopicAdmin(cluster.inner).end_offsets(BUFFERS))
+    return dict(KafkaClient(cluster.inner).topics.end_offsets(BUFFERS))
 
 
 def written(cluster: Secured) -> list[bytes | None]:

@@ -11,10 +11,11 @@ from integration_tests.adapter_tools import batch_of, read_values, stored_offset
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.clients import consumer_config
 from rollbridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.group_offsets import METADATA_CHARACTERS_MAX, OffsetDetails, is_too_large
 
 
@@ -25,13 +26,13 @@ def servers(cluster: AnyCluster) -> str:
 
 @pytest.fixture
 def topic(servers: str, topic_prefix: str) -> str:
-    TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix, partitions=2)])
+    KafkaClient(servers).topics.create_topics([TopicSpec(name=topic_prefix, partitions=2)])
     return topic_prefix
 
 
 @pytest.fixture
 def appender(servers: str, topic_prefix: str) -> Iterator[TransactionalAppender]:
-    with TransactionalAppender(servers, topic_prefix) as appender:
+    with KafkaClient(servers).appender(topic_prefix) as appender:
         appender.init()
         yield appender
 
@@ -113,7 +114,7 @@ def test_a_fenced_user_commits_no_offsets(
     appender: TransactionalAppender, servers: str, topic: str, topic_prefix: str, committed: Callable[[], list[int]]
 ) -> None:
     appender.send_offsets(topic, {(topic, 0): 1})
-    with TransactionalAppender(servers, topic_prefix) as newer:
+    with KafkaClient(servers).appender(topic_prefix) as newer:
         newer.init()
         with pytest.raises(ProducerFencedError):
             appender.send_offsets(topic, {(topic, 0): 2})

@@ -14,7 +14,8 @@ from integration_tests.command_line import Cli
 from integration_tests.coordinators import coordinator
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata.changes import NO_COORDINATOR, NO_LEADER
 from rollbridge_devcluster.state import free_port
 
@@ -29,7 +30,7 @@ def test_what_one_surface_calls_an_error_all_do(
     page = free_port()
     site = Site(cluster, f"/{scope}", tmp_path)
     cli = Cli(cluster, f"/{scope}")
-    admin = TopicAdmin(cluster.bootstrap_servers)
+    admin = KafkaClient(cluster.bootstrap_servers).topics
     admin.create_topics([TopicSpec(name=topic, replication_factor=1)])
 
     def asked(path: str) -> Any:

@@ -15,7 +15,8 @@ import pytest
 import rollbridge
 from integration_tests.clients import Site, adopt
 from integration_tests.grown_streams import KEYS, grow, write
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.names import GroupName, StreamName, segment_topic_pattern
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
@@ -42,7 +43,7 @@ class Programs:
 
     def create_topic(self, topic: str, partitions: int) -> None:
         """Create a plain topic with the brokers' settings."""
-        TopicAdmin(self._servers).create_topics([TopicSpec(name=topic, partitions=partitions)])
+        KafkaClient(self._servers).topics.create_topics([TopicSpec(name=topic, partitions=partitions)])
 
     def kafka(self, main: str, *arguments: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
         """A program of Apache Kafka."""

@@ -15,9 +15,9 @@ from confluent_kafka.admin import AdminClient, ScramCredentialInfo, ScramMechani
 from integration_tests.adapter_tools import batch_of, read_values
 from integration_tests.coordinators import until
 from rollbridge.client.sender import FrameSender, Undelivered
-from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AuthenticationError, KafkaUnavailableError
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
@@ -138,10 +138,10 @@ def _set_password(servers: str, kind: ScramMechanism, password: str) -> None:
 def test_the_same_settings_serve_appender_and_administration(
     broker: Addresses, topic_prefix: str, listener: str, security: dict[str, str]
 ) -> None:
-    admin = TopicAdmin(broker[listener], security=security)
+    admin = KafkaClient(broker[listener], security=security).topics
     admin.create_topics([TopicSpec(name=topic_prefix)])
     large = bytes(700_000)
-    with TransactionalAppender(broker[listener], topic_prefix, security=security) as appender:
+    with KafkaClient(broker[listener], security=security).appender(topic_prefix) as appender:
         appender.init()
         for n in range(3):
             appender.append((topic_prefix, batch_of([b"%d" % n, large])) for _ in range(2))
@@ -179,13 +179,11 @@ def test_plain_writes_go_over_secure_connections(
     broker: Addresses, unique_name: Callable[[str], str], listener: str, security: dict[str, str]
 ) -> None:
     catalog = OneStream(unique_name("scope") + "/orders")
-    TopicAdmin(broker["PLAINTEXT"]).create_topics([TopicSpec(name=catalog.topic)])
+    KafkaClient(broker["PLAINTEXT"]).topics.create_topics([TopicSpec(name=catalog.topic)])
     engine = PlainSender(
-        broker[listener],
-        security=security,
-        client_id="secure",
-        options=WriterOptions(linger_s=0.001),
-        catalog=cast("Catalog", catalog),
+        KafkaClient(broker[listener], security=security, client_id="secure"),
+        WriterOptions(linger_s=0.001),
+        cast("Catalog", catalog),
     )
     writer = StreamWriter(engine, engine.channel("s/orders"))
     started = time.monotonic()
@@ -214,7 +212,7 @@ def test_plain_writes_go_over_secure_connections(
 def test_who_is_not_trusted_is_told_so_without_secrets(
     broker: Addresses, listener: str, security: dict[str, str], said: str
 ) -> None:
-    with TransactionalAppender(broker[listener], "t", security=security) as appender:
+    with KafkaClient(broker[listener], security=security).appender("t") as appender:
         with pytest.raises(AuthenticationError, match=said) as refused:
             appender.init()
         assert "wrong" not in str(refused.value)
@@ -224,19 +222,19 @@ def test_who_is_not_trusted_is_told_so_without_secrets(
 def test_a_certificate_for_another_name_is_trusted_only_if_told_to(broker: Addresses) -> None:
     by_name = f"localhost:{broker.port('TLS')}"
     with (
-        TransactionalAppender(by_name, "t", security=TLS) as appender,
+        KafkaClient(by_name, security=TLS).appender("t") as appender,
         pytest.raises(AuthenticationError, match=r"Hostname mismatch|not valid for"),
     ):
         appender.init()
     lenient = {**TLS, "ssl.endpoint.identification.algorithm": "none"}
-    with TransactionalAppender(by_name, "t", security=lenient) as appender:
+    with KafkaClient(by_name, security=lenient).appender("t") as appender:
         appender.init()
 
 
 def test_a_broker_that_wants_a_certificate_gets_none(broker: Addresses) -> None:
     # With TLS 1.3 the handshake is over for the client before the server looks for its certificate.
     with (
-        TransactionalAppender(broker["MUTUAL"], "t", security=TLS, retry_timeout_ms=0) as appender,
+        KafkaClient(broker["MUTUAL"], security=TLS).appender("t", retry_timeout_ms=0) as appender,
         pytest.raises((AuthenticationError, KafkaUnavailableError)),
     ):
         appender.init()
@@ -244,8 +242,8 @@ def test_a_broker_that_wants_a_certificate_gets_none(broker: Addresses) -> None:
 
 def test_credentials_that_have_to_be_renewed_are(broker: Addresses, topic_prefix: str) -> None:
     """The broker closes connections whose authentication is older than three seconds; transactions go on."""
-    TopicAdmin(broker["PLAINTEXT"]).create_topics([TopicSpec(name=topic_prefix)])
-    with TransactionalAppender(broker["PASSWORD"], topic_prefix, security=PASSWORD_ONLY) as appender:
+    KafkaClient(broker["PLAINTEXT"]).topics.create_topics([TopicSpec(name=topic_prefix)])
+    with KafkaClient(broker["PASSWORD"], security=PASSWORD_ONLY).appender(topic_prefix) as appender:
         appender.init()
         started = time.monotonic()
         written: list[bytes | None] = []
@@ -263,16 +261,14 @@ def test_a_sender_outlives_a_password_that_was_refused_for_a_while(
     caplog.set_level(logging.INFO, "rollbridge.kafka.dispatch")
     catalog = OneStream(unique_name("scope") + "/orders")
     topic = unique_name("frames")
-    TopicAdmin(broker["PLAINTEXT"]).create_topics([TopicSpec(name=catalog.topic), TopicSpec(name=topic)])
+    KafkaClient(broker["PLAINTEXT"]).topics.create_topics([TopicSpec(name=catalog.topic), TopicSpec(name=topic)])
     security = scram("SCRAM-SHA-512")
-    frames = FrameSender(broker["SCRAM"], security=security)
+    frames = FrameSender(KafkaClient(broker["SCRAM"], security=security))
     delivered: Queue[Undelivered | None] = Queue()
     engine = PlainSender(
-        broker["SCRAM"],
-        security=security,
-        client_id="secure",
-        options=WriterOptions(linger_s=0.001),
-        catalog=cast("Catalog", catalog),
+        KafkaClient(broker["SCRAM"], security=security, client_id="secure"),
+        WriterOptions(linger_s=0.001),
+        cast("Catalog", catalog),
     )
     writer = StreamWriter(engine, engine.channel("s/orders"))
     try:

@@ -15,10 +15,11 @@ from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import ConnectionLostError, KafkaUnavailableError, UnsupportedBrokerError
 from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, Isolation, NodeId, parse_bootstrap
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 
 EVERYTHING = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
 
@@ -116,7 +117,7 @@ def test_look_ups_survive_lost_connections(
     cluster: AnyCluster, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topics = [f"{topic_prefix}-{n}" for n in range(4)]
-    TopicAdmin(cluster.bootstrap_servers).create_topics(TopicSpec(name=name) for name in topics)
+    KafkaClient(cluster.bootstrap_servers).topics.create_topics(TopicSpec(name=name) for name in topics)
     with (
         FaultProxy(cluster.bootstrap_servers) as proxy,
         proxy.in_between(monkeypatch),

@@ -30,9 +30,8 @@ from integration_tests.pauses import is_stopped
 from rollbridge.base.ids import PREPARED_FIRST
 from rollbridge.doctor.checks import orphans
 from rollbridge.doctor.facts import gather
-from rollbridge.kafka.groups import GroupOffsetStore
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
@@ -160,7 +159,7 @@ class Story:
             first = self.read.index(mine[0])
             block = self.read[first : self.read.index(mine[-1]) + 1]
             assert not [value for value in block if value in set(small)], "nothing of a key stands among its records"
-        admin = TopicAdmin(self.cluster.bootstrap_servers)
+        admin = KafkaClient(self.cluster.bootstrap_servers).topics
         prefix = f"{self.stream.scope}.{self.stream.stream}.segment-"
         kept = {self.stream.segment_topic(segment) for segment in history.graph.nodes}
         until(lambda: not {item for item in admin.list_topics() if item.startswith(prefix)} - kept)
@@ -192,7 +191,7 @@ def test_others_commit_and_read_while_a_large_transaction_is_merged(
     scope = unique_name("large")
     story = Story(cluster, f"/{scope}", scope)
     name = str(story.stream)
-    topics = TopicAdmin(cluster.bootstrap_servers)
+    topics = KafkaClient(cluster.bootstrap_servers).topics
     with (
         Relay(cluster, f"/{scope}", tmp_path, environment=BESIDE),
         story.connect("loader") as b,
@@ -287,6 +286,6 @@ def test_offsets_without_an_answer_take_no_record_of_a_large_transaction_with_th
         with b.reader(stream, follow=False) as reader:
             places = {record.value: record.dlsn for record in reader}
         assert places == {value: future.result(1) for value, future in zip(values, futures, strict=True)}
-        with closing(GroupOffsetStore(cluster.bootstrap_servers, group, security=None, client_id="test")) as store:
-            assert [(item.topic, item.offset) for item in store.read()] == [(source, 7)]
+        with KafkaClient(cluster.bootstrap_servers) as kafka:
+            assert [(item.topic, item.offset) for item in kafka.group(group).read()] == [(source, 7)]
     assert "count=transactions_refused" not in log.read_text()

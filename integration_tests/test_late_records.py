@@ -25,8 +25,9 @@ from integration_tests.kafka_tools import producer_config
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import gather
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.seal import SEALED
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.late import LATE_HEADER, LateNotes
@@ -102,7 +103,7 @@ def test_nothing_is_acknowledged_behind_the_end_of_a_topic_that_is_sealed_while_
 ) -> None:
     """Appends that were past all checks hold the log's lock meanwhile, or wait for it."""
     servers = stalling.bootstrap_servers
-    admin = TopicAdmin(servers)
+    admin = KafkaClient(servers).topics
     warm = "warm"
     admin.create_topics([TopicSpec(name=warm)])
     admin.seal([warm])  # the transaction coordinator has made its topic
@@ -188,7 +189,7 @@ def test_a_record_behind_a_sealed_end_is_read_once_whatever_crashes(
         end = b.admin.history(name).sealed_end(segment.id)
         assert end is not None
         # No append is held up in a broker on request, so what such an append leaves is made in another way.
-        topics = TopicAdmin(cluster.bootstrap_servers)
+        topics = KafkaClient(cluster.bootstrap_servers).topics
         topics.set_topic_config(topic, {"max.message.bytes": "1000000"})
         until(lambda: append(cluster.bootstrap_servers, topic, [b"late 1", b"late 2", b"late 3"]))
         topics.set_topic_config(topic, SEALED)

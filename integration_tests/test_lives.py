@@ -18,7 +18,7 @@ from rollbridge.errors import (
     StreamRecreatedError,
     TruncatedError,
 )
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 
 KEYS = [f"key-{number}".encode() for number in range(20)]
 
@@ -148,7 +148,7 @@ def test_a_transaction_whose_buffer_is_gone_keeps_no_other_from_being_sent(
         lost = sender.begin(ledger)
         lost.write(ledger, key=b"k", value=b"lost")
         lost.flush()
-        with closing(TopicAdmin(site.cluster.bootstrap_servers)) as topics:
+        with closing(KafkaClient(site.cluster.bootstrap_servers).topics) as topics:
             topics.delete_topics([config.buffer_topic])
 
         def is_known_to_be_gone() -> bool:

@@ -15,9 +15,10 @@ from integration_tests.patience import eventually
 from integration_tests.three_brokers import NODES, ThreeBrokers
 from rollbridge.doctor.facts import gather
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError, TransactionalIdLockedError
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.names import StreamName
 
 COMMITS = 5
@@ -38,7 +39,7 @@ def site(brokers: ThreeBrokers, unique_name: Callable[[str], str], tmp_path: Pat
 
 def demanding_topic(brokers: ThreeBrokers, name: str) -> int:
     """Create a topic that takes records only while all brokers are there; return a broker that does not lead it."""
-    admin = TopicAdmin(brokers.bootstrap_servers)
+    admin = KafkaClient(brokers.bootstrap_servers).topics
     admin.create_topics([TopicSpec(name=name, replication_factor=3, config={"min.insync.replicas": "3"})])
     with Cluster(brokers.bootstrap_servers) as cluster:
         leader = cluster.leader(name, 0)
@@ -52,7 +53,7 @@ def commit(client: rollbridge.Bridge, stream: str, count: int = COMMITS) -> None
 
 
 def in_sync(brokers: ThreeBrokers, topic: str) -> bool:
-    return TopicAdmin(brokers.bootstrap_servers).look([topic])[topic].in_sync == len(NODES)
+    return KafkaClient(brokers.bootstrap_servers).topics.look([topic])[topic].in_sync == len(NODES)
 
 
 def test_a_stream_whose_topic_lacks_replicas_waits_through_takeovers_and_no_other_does(
@@ -113,7 +114,9 @@ def test_no_other_stream_waits_for_the_scale_of_one_whose_topic_lacks_replicas(
         victim = brokers.node(brokers.brokers[follower - 1])
         victim.kill()
         try:
-            eventually(lambda: TopicAdmin(brokers.bootstrap_servers).look([segment])[segment].in_sync == 1, "missed")
+            eventually(
+                lambda: KafkaClient(brokers.bootstrap_servers).topics.look([segment])[segment].in_sync == 1, "missed"
+            )
             scaled = pool.submit(client.admin.scale, short, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
             eventually(waits, "the leader says what it waits for")
             commit(innocent, other)
@@ -138,7 +141,9 @@ def test_the_doctor_waits_for_no_buffer_without_a_leader(
             victim = brokers.node(brokers.brokers[cluster.leader(buffer, 0) - 1])
         victim.kill()
         try:
-            eventually(lambda: not TopicAdmin(brokers.bootstrap_servers).look([buffer])[buffer].is_led, "it is missed")
+            eventually(
+                lambda: not KafkaClient(brokers.bootstrap_servers).topics.look([buffer])[buffer].is_led, "it is missed"
+            )
             found = gather(client.settings)
         finally:
             victim.restart()
@@ -154,7 +159,7 @@ def test_an_id_is_locked_until_its_partitions_have_taken_markers(
     other = unique_name("other")
 
     def appender() -> TransactionalAppender:
-        return TransactionalAppender(servers, name, topic_timeout_ms=lambda _: 1_000, locked_timeout_ms=1_000)
+        return KafkaClient(servers).appender(name, topic_timeout_ms=lambda _: 1_000, locked_timeout_ms=1_000)
 
     batch = batch_of([b"value"])
     with appender() as first, appender() as second:
@@ -162,7 +167,7 @@ def test_an_id_is_locked_until_its_partitions_have_taken_markers(
         victim.kill()
         try:
             eventually(lambda: not in_sync(brokers, topic), "the broker is missed")
-            TopicAdmin(servers).create_topics([TopicSpec(name=other, replication_factor=2)])
+            KafkaClient(servers).topics.create_topics([TopicSpec(name=other, replication_factor=2)])
             with pytest.raises(AppendUnknownError) as refused:
                 first.append([(topic, batch)])
             assert refused.value.topic == topic

@@ -21,8 +21,8 @@ from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.client.futures import OutcomeFuture
 from rollbridge.errors import OutcomeExpiredError, OutcomeUnknownError, TransactionAbortedError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
@@ -57,7 +57,7 @@ def test_a_group_goes_on_after_its_commit_log_was_deleted(
     cli = Cli(cluster, site.root)
     options = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)
     with (
-        closing(TopicAdmin(cluster.bootstrap_servers)) as kafka,
+        closing(KafkaClient(cluster.bootstrap_servers).topics) as kafka,
         site.connect("tester", options) as client,
     ):
         kafka.create_topics([TopicSpec(name=topic, partitions=2)])
@@ -126,7 +126,7 @@ def make_buffer_anew(kafka: TopicAdmin, session: ZooKeeperSession, name: StreamN
 def test_a_commit_whose_buffer_was_made_anew_is_told_so(site: Site, cluster: AnyCluster, scope: str) -> None:
     name = StreamName(scope, "orders")
     with (
-        closing(TopicAdmin(cluster.bootstrap_servers)) as kafka,
+        closing(KafkaClient(cluster.bootstrap_servers).topics) as kafka,
         ZooKeeperSession(cluster.zookeeper, root=site.root) as session,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)) as client,
     ):
@@ -153,8 +153,8 @@ def test_a_commit_that_an_emptied_log_may_have_held_is_carried_out_once_or_said_
     count = {"ROLLBRIDGE_COORDINATOR_TRANSACTION_META_PERSIST_COUNT": "100" if is_remembered else "0"}
     with (
         Site(cluster, f"/{unique_name('emptied-log')}", tmp_path, **count) as site,
-        closing(TopicAdmin(cluster.bootstrap_servers)) as kafka,
-        closing(LogOffsets(cluster.bootstrap_servers)) as offsets,
+        closing(KafkaClient(cluster.bootstrap_servers).topics) as kafka,
+        closing(KafkaClient(cluster.bootstrap_servers).offsets) as offsets,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)) as client,
     ):
         client.admin.create_stream(str(name), segments=2)
@@ -183,8 +183,8 @@ def test_who_waits_for_an_end_whose_frames_somebody_has_emptied_is_told_so(
 ) -> None:
     name = StreamName(scope, "orders")
     with (
-        closing(TopicAdmin(cluster.bootstrap_servers)) as kafka,
-        closing(LogOffsets(cluster.bootstrap_servers)) as offsets,
+        closing(KafkaClient(cluster.bootstrap_servers).topics) as kafka,
+        closing(KafkaClient(cluster.bootstrap_servers).offsets) as offsets,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)) as client,
     ):
         client.admin.create_stream(str(name), segments=2)
@@ -220,7 +220,7 @@ def test_a_gateway_answers_no_commit_by_the_transaction_before_it(
         ThreadPoolExecutor(1) as pool,
         GatewayProcess(servers, "gateway", tmp_path) as gateway,
         ZooKeeperSession(cluster.zookeeper, root=site.root) as session,
-        closing(TopicAdmin(cluster.bootstrap_servers)) as kafka,
+        closing(KafkaClient(cluster.bootstrap_servers).topics) as kafka,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)) as client,
     ):
         client.admin.create_stream(str(name), segments=2)

@@ -22,8 +22,8 @@ from integration_tests.coordinators import coordinator, until
 from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
 from rollbridge.errors import TransactionAbortedError
-from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import GroupName, StreamName
@@ -187,7 +187,7 @@ def test_a_batch_that_decompresses_to_a_thousand_times_its_size_stops_no_leader(
     early = client.begin(str(stream))
     early.write(str(stream), key=b"k", value=b"early")
     early.flush()
-    with TransactionalAppender(cluster.bootstrap_servers, scope) as appender:
+    with KafkaClient(cluster.bootstrap_servers).appender(scope) as appender:
         appender.init()
         appender.append([(stream.buffer_topic(), bad)])
         appender.commit()

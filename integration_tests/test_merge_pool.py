@@ -13,6 +13,7 @@ from integration_tests.patience import eventually
 from rollbridge.buffer.frames import PieceKey
 from rollbridge.buffer.state import FrameRef
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core import effects as fx
 from rollbridge_coordinator.core.interpreter import refusal
@@ -28,7 +29,7 @@ class Place:
         servers, zookeeper = cluster.bootstrap_servers, cluster.zookeeper
         settings = CoordinatorSettings(bootstrap_servers=servers, zookeeper=zookeeper, merge_timeout_s=timeout_s)
         self.appender, self.topic = appender, topic
-        self.merge_pool = MergePool(settings, [appender], refusal)
+        self.merge_pool = MergePool(settings, KafkaClient(servers), [appender], refusal)
 
     def start(self, value: bytes) -> None:
         """Begin to merge a record."""
@@ -49,7 +50,7 @@ class Place:
 @contextmanager
 def place(cluster: AnyCluster, topic: str, *, timeout_s: float) -> Iterator[Place]:
     """Make one; the native transaction itself has time, whatever the workshop is told."""
-    appender = TransactionalAppender(cluster.bootstrap_servers, topic)
+    appender = KafkaClient(cluster.bootstrap_servers).appender(topic)
     appender.init()
     found = Place(cluster, appender, topic, timeout_s)
     try:

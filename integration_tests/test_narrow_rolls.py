@@ -12,7 +12,7 @@ import rollbridge
 from integration_tests.clients import Site, until
 from rollbridge.base.ids import SegmentId
 from rollbridge.errors import TransactionRefusedError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.epochs import EpochCause, EpochHistory, check_chain
 from rollbridge.stream.keyspace import KeySpace
 from rollbridge.stream.names import parse_segment_topic
@@ -36,7 +36,9 @@ def halves(history: EpochHistory, number: int) -> list[tuple[float, float]]:
 def topics_of(site: Site, stream: str) -> set[str]:
     """The topics of a stream's segments."""
     prefix = f"{stream.replace('/', '.')}.segment-"
-    return {name for name in TopicAdmin(site.cluster.bootstrap_servers).list_topics() if name.startswith(prefix)}
+    return {
+        name for name in KafkaClient(site.cluster.bootstrap_servers).topics.list_topics() if name.startswith(prefix)
+    }
 
 
 def by_key(site: Site, stream: str) -> dict[bytes, list[bytes]]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import patient_client
 from integration_tests.coordinators import Relay, until
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.epochs import check_chain
@@ -31,7 +31,7 @@ def test_large_commits_leave_as_many_topics_and_nodes_however_many_there_were(
     cluster: AnyCluster, scope: str, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     root, stream = f"/{unique_name('flat')}", f"{scope}/orders"
-    topics = TopicAdmin(cluster.bootstrap_servers)
+    topics = KafkaClient(cluster.bootstrap_servers).topics
     with (
         Relay(cluster, root, tmp_path, environment=SETTINGS),
         patient_client(cluster, root) as b,

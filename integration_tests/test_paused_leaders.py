@@ -29,7 +29,7 @@ from rollbridge.base.ids import SegmentId
 from rollbridge.doctor.checks import orphans
 from rollbridge.doctor.facts import gather
 from rollbridge.errors import ConflictError, RollbridgeError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.names import GroupName, StreamName
 
 
@@ -102,7 +102,9 @@ def test_a_merge_that_outlasts_its_native_transaction_is_done_again_by_the_same_
         outcome = transaction.commit_async()
         until(lambda: is_stopped(first))
         segment = StreamName.parse(scene.stream).segment_topic(SegmentId.of(0, 0))
-        assert TopicAdmin(scene.cluster.bootstrap_servers).end_offsets([segment])[segment] > 0, "nothing was appended"
+        assert KafkaClient(scene.cluster.bootstrap_servers).topics.end_offsets([segment])[segment] > 0, (
+            "nothing was appended"
+        )
         await_settled(scene.cluster.bootstrap_servers, [(segment, 0)])
         assert not outcome.done()
         os.kill(first.pid, signal.SIGCONT)
@@ -201,12 +203,12 @@ def test_a_leader_that_stood_still_before_it_closed_an_adopted_topic_opens_it_ag
             scene.b.admin.delete_stream(scene.stream)
             if anew:
                 kafka.delete_topics([topic])[topic].result(60)
-                admin = TopicAdmin(scene.cluster.bootstrap_servers)
+                admin = KafkaClient(scene.cluster.bootstrap_servers).topics
                 until(lambda: topic not in admin.list_topics())
                 create()
             awaken(scene, first)
             assert "topic.reopened " in scene.log_of("first")
-            described = TopicAdmin(scene.cluster.bootstrap_servers).describe([topic])[topic]
+            described = KafkaClient(scene.cluster.bootstrap_servers).topics.describe([topic])[topic]
             assert {name: described.config[name] for name in described.own} == SETTINGS
             produce(scene.cluster.bootstrap_servers, topic, [b"a plain record"])
             scene.b.admin.adopt_topic(topic, stream=scene.stream, partitioner="murmur2")
@@ -223,7 +225,7 @@ def test_a_topic_that_is_created_again_right_before_it_is_closed_is_open(
     """What is closed is found by its name, and may be another topic than the leader has looked at just before."""
     topic = unique_name("shop.orders")
     kafka = AdminClient({"bootstrap.servers": scene.cluster.bootstrap_servers})
-    admin = TopicAdmin(scene.cluster.bootstrap_servers)
+    admin = KafkaClient(scene.cluster.bootstrap_servers).topics
     kafka.create_topics([NewTopic(topic, 2, 1, config=SETTINGS)])[topic].result(60)
     with (
         scene.b,
@@ -272,6 +274,6 @@ def test_a_leader_that_stood_still_before_it_closed_an_adopted_topic_leaves_it_c
         scene.b.admin.adopt_topic(topic, stream=scene.stream, partitioner="murmur2")
         with left_by_another(scene, first):
             awaken(scene, first)
-            assert TopicAdmin(scene.cluster.bootstrap_servers).closed([topic]) == {topic}
+            assert KafkaClient(scene.cluster.bootstrap_servers).topics.closed([topic]) == {topic}
             scene.commit("second", 3)
             assert scene.values() == [f"second-{number}" for number in range(3)]

@@ -24,10 +24,10 @@ from rollbridge.errors import (
     OutcomeUnknownError,
     StreamNotFoundError,
 )
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.dispatch import new_producer_id
 from rollbridge.kafka.errors import NotAuthorizedError
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.stream.names import StreamName
 from rollbridge.writer import PlainFuture, StreamWriter, WriterOptions
 
@@ -128,7 +128,7 @@ def test_a_first_answer_that_is_lost_is_not_looked_for_in_what_was_there_before(
     exposed.writer(payments, options=ONE).write(b"k", b"v").result(120)  # connected from here on
     writer = exposed.writer(orders, options=ONE)
     with in_doubt(writer, client, proxy, written=written) as futures:
-        TopicAdmin(site.cluster.bootstrap_servers).delete_records({topic: 50})
+        KafkaClient(site.cluster.bootstrap_servers).topics.delete_records({topic: 50})
     places = [cast("DLSN", future.result(60).dlsn) for future in futures]
     assert [place.epoch for place in places] == [1 if written else 2, 2]
     found = read_in_order(client, orders)
@@ -148,7 +148,7 @@ def test_a_record_that_may_have_stood_in_what_is_truncated_is_unknown(
     writer = exposed.writer(orders, options=ONE)
     writer.write(b"k", b"first").result(120)
     with in_doubt(writer, client, proxy, written=written) as futures:
-        TopicAdmin(site.cluster.bootstrap_servers).delete_records({topic: 52 if written else 51})
+        KafkaClient(site.cluster.bootstrap_servers).topics.delete_records({topic: 52 if written else 51})
     if written:
         with pytest.raises(OutcomeUnknownError, match=r"may not have been written.*part of the segment is deleted"):
             futures[0].result(60)

@@ -22,7 +22,7 @@ from rollbridge.errors import (
     StreamNotFoundError,
     TransactionIdOutOfOrderError,
 )
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.names import StreamName
 from rollbridge.writer import WriterOptions
 
@@ -250,7 +250,7 @@ def test_a_connection_that_is_closed_writes_what_it_has(site: Site, client: roll
 def test_a_record_that_is_refused_is_refused_alone_and_told_to_who_wrote_it(
     site: Site, client: rollbridge.Bridge, ledger: str
 ) -> None:
-    topics = TopicAdmin(site.cluster.bootstrap_servers)
+    topics = KafkaClient(site.cluster.bootstrap_servers).topics
     topic = StreamName.parse(ledger).segment_topic(rollbridge.SegmentId.of(0, 0))
     topics.set_topic_config(topic, {"cleanup.policy": "compact"})
     until(lambda: topics.describe([topic])[topic].config["cleanup.policy"] == "compact")  # as the broker has it by then

@@ -21,7 +21,7 @@ from rollbridge.buffer.snapshots import index_keys
 from rollbridge.client.transaction import Transaction
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.reader import Reader
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.names import StreamName, snapshot_indexes_topic, snapshot_segments_topic
 
 ENDED = 300
@@ -47,7 +47,7 @@ def shown(b: rollbridge.Bridge, stream: str) -> list[bytes | None]:
 
 def skipped(b: rollbridge.Bridge, stream: str) -> int:
     """How many messages of the buffer a preview does not read but for the records that it shows."""
-    tail = PreviewTail(b.settings, b.admin.describe(stream).config)
+    tail = PreviewTail(KafkaClient.of(b.settings), b.admin.describe(stream).config)
     tail.close()
     return sum(tail._floors.values())
 
@@ -122,7 +122,7 @@ def test_what_was_aborted_stays_hidden_when_it_is_sent_again_and_damaged_snapsho
             b.admin.create_stream(stream)
             old = b.begin(stream)
             write_on(old, stream, b"aborted")
-            sent = list(read_all(cluster.bootstrap_servers, {}, *partition))
+            sent = list(read_all(KafkaClient(cluster.bootstrap_servers), *partition))
             old.abort()
             first = b.begin(stream)
             write_on(first, stream, b"early")
@@ -133,7 +133,7 @@ def test_what_was_aborted_stays_hidden_when_it_is_sent_again_and_damaged_snapsho
             write_on(first, stream, b"late")
         # Nobody leads, so nobody mends anything.
         assert skipped(b, stream) > 0
-        admin = TopicAdmin(cluster.bootstrap_servers)
+        admin = KafkaClient(cluster.bootstrap_servers).topics
         if damaged == "indexes":
             garble(cluster, snapshot_indexes_topic(name.scope), index_keys(partition))
             assert skipped(b, stream) == 0

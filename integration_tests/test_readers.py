@@ -22,11 +22,10 @@ from rollbridge.base.sn import TRANSACTION_ID_HEADER
 from rollbridge.consumer import reader as reading
 from rollbridge.consumer.records import Preview, Record
 from rollbridge.errors import CorruptDataError, InvalidRequestError, StreamNotFoundError, TruncatedError
-from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.committed import batch_of_one
 from rollbridge.kafka.fetch_plan import FetchError
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.stream.late import LATE_HEADER
 from rollbridge.stream.names import SegmentPlaces, StreamName
 from rollbridge.stream.positions import ReadPosition
@@ -327,7 +326,7 @@ def test_what_was_truncated_can_not_be_begun_at_and_earliest_begins_behind_it(
     with client.reader(stream, follow=False) as reader:
         next(iter(reader))
         position = reader.position
-    TopicAdmin(site.cluster.bootstrap_servers).delete_records({topic: 3})
+    KafkaClient(site.cluster.bootstrap_servers).topics.delete_records({topic: 3})
     for start in (position, "0-0:0:0", rollbridge.SN(rollbridge.DLSN(0, 0, 2))):
         with pytest.raises(TruncatedError, match="begins at offset 3 now") as caught:
             client.reader(stream, start=start)
@@ -341,7 +340,7 @@ def test_records_of_strangers_are_read_whatever_their_headers(
     site: Site, client: rollbridge.Bridge, ledger: str, name: str
 ) -> None:
     topic = StreamName.parse(ledger).segment_topic(SegmentId.of(0, 0))
-    with TransactionalAppender(site.cluster.bootstrap_servers, f"stranger-{ledger}") as stranger:
+    with KafkaClient(site.cluster.bootstrap_servers).appender(f"stranger-{ledger}") as stranger:
         stranger.init()
         for _ in range(STRANGERS):  # so many that the interpreter takes its short ways
             stranger.append([(topic, batch_of_one(1, b"k", b"stranger", [(name, b"x")]))])

@@ -20,7 +20,8 @@ from rollbridge.config import load_settings
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import Severity, gather
 from rollbridge.errors import RollbridgeError, StreamNotFoundError
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import StreamName
@@ -97,7 +98,7 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
                 transaction.write(YOUNG, value=b"young")
             history = client.admin.history(STREAM)
             site.stop_coordinator()
-        admin = TopicAdmin(rewound.cluster.bootstrap_servers)
+        admin = KafkaClient(rewound.cluster.bootstrap_servers).topics
         beyond = SegmentId.of(history.active.epoch + 7, history.active.epoch + 1)
         interrupted = StreamName.parse(STREAM).segment_topic(beyond)  # a scale came so far, and ZooKeeper forgets it
         admin.create_topics([TopicSpec(name=interrupted)])
@@ -155,7 +156,7 @@ def test_topics_that_were_adopted_or_released_since_are_what_they_were(
     released, adopted = topics = ["shop.released", "shop.adopted"]
     for topic in topics:
         create_topic(servers, topic, 2)
-    admin = TopicAdmin(servers)
+    admin = KafkaClient(servers).topics
 
     def write(client: rollbridge.Bridge, topic: str, value: bytes) -> None:
         with client.transaction(topic) as transaction:

@@ -21,7 +21,8 @@ from integration_tests.crashing import CRASH_AT
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge import ScalingPolicy
 from rollbridge.errors import InvalidRequestError
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.epochs import EpochCause
 from rollbridge.stream.names import GroupName
@@ -181,7 +182,7 @@ def test_an_adopted_topic_is_not_scaled_by_its_load(
     site: Site, client: rollbridge.Bridge, unique_name: Callable[[str], str]
 ) -> None:
     topic = unique_name("adopted")
-    TopicAdmin(site.cluster.bootstrap_servers).create_topics([TopicSpec(name=topic, partitions=2)])
+    KafkaClient(site.cluster.bootstrap_servers).topics.create_topics([TopicSpec(name=topic, partitions=2)])
     adopt(client, topic)
     with pytest.raises(InvalidRequestError, match="owner's"):
         client.admin.update_stream(topic, scaling=POLICY)

@@ -14,8 +14,8 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import producer_config
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.errors import InvalidRequestError
-from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import Compression
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendRefusedError, SealTimeoutError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
@@ -28,7 +28,7 @@ def servers(cluster: AnyCluster) -> str:
 
 @pytest.fixture
 def admin(servers: str) -> TopicAdmin:
-    return TopicAdmin(servers)
+    return KafkaClient(servers).topics
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ class TransactionHammer:
     """Commits small native transactions to two topics, one of which is going to be sealed."""
 
     def __init__(self, servers: str, topic: str, other: str) -> None:
-        self._appender = TransactionalAppender(servers, f"{topic}-hammer")
+        self._appender = KafkaClient(servers).appender(f"{topic}-hammer")
         self._topics = (topic, other)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -192,7 +192,7 @@ def test_the_smallest_batch_of_every_codec_is_refused(
         producer.produce(topic, value, on_delivery=lambda error, _: refused.append(error.code() if error else None))
     producer.flush(60)
     assert refused == [KafkaError.MSG_SIZE_TOO_LARGE] * 3
-    with TransactionalAppender(servers, topic) as appender:
+    with KafkaClient(servers).appender(topic) as appender:
         appender.init()
         with pytest.raises(AppendRefusedError):
             appender.append([(topic, batch_of([b""], compression))])
@@ -201,7 +201,7 @@ def test_the_smallest_batch_of_every_codec_is_refused(
 
 
 def test_a_native_transaction_that_is_open_is_waited_for(servers: str, admin: TopicAdmin, topic: str) -> None:
-    with TransactionalAppender(servers, topic) as appender:
+    with KafkaClient(servers).appender(topic) as appender:
         appender.init()
         appender.append([(topic, batch_of([b"in time"]))])
         with pytest.raises(SealTimeoutError, match="native transaction") as hangs:
@@ -239,7 +239,7 @@ def test_a_librdkafka_transaction_that_meets_the_seal_can_abort_and_go_on(
 
 
 def test_sealing_can_be_repeated_at_any_point(servers: str, admin: TopicAdmin, topic: str) -> None:
-    with TransactionalAppender(servers, topic) as appender:
+    with KafkaClient(servers).appender(topic) as appender:
         appender.init()
         appender.append([(topic, batch_of([b"a", b"b"]))])
         appender.commit()
@@ -251,7 +251,7 @@ def test_sealing_can_be_repeated_at_any_point(servers: str, admin: TopicAdmin, t
 def test_many_topics_are_sealed_at_once(servers: str, admin: TopicAdmin, topic_prefix: str) -> None:
     topics = [f"{topic_prefix}-{n}" for n in range(40)]
     admin.create_topics(TopicSpec(name=name) for name in topics)
-    with TransactionalAppender(servers, topic_prefix) as appender:
+    with KafkaClient(servers).appender(topic_prefix) as appender:
         appender.init()
         appender.append((name, batch_of([b"v"] * n)) for n, name in enumerate(topics) if n)
         appender.commit()

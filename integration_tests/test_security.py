@@ -47,8 +47,8 @@ from rollbridge.errors import (
     TransactionAbortedError,
     ZooKeeperUnavailableError,
 )
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import NotAuthorizedError
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata import paths
 from rollbridge.metadata.access import Resource, Right, coordinator, previewer, reader, writer
 from rollbridge.metadata.acls import Access, digest_identity, open_nodes, parse_identity
@@ -232,7 +232,7 @@ def state_of(cluster: Secured) -> object:
             for path in (paths.GROUPS, paths.streams("sales"), paths.epochs(stream), paths.sessions(ALICES))
         ]
         topics = [f"{stream.scope}.{stream.stream}.segment-{n}.epoch-0" for n in range(2)]
-        return known, lists, TopicAdmin(cluster.inner).end_offsets([stream.buffer_topic(), *topics])
+        return known, lists, KafkaClient(cluster.inner).topics.end_offsets([stream.buffer_topic(), *topics])
 
 
 def test_bobs_own_stream_is_his(bob: rollbridge.Bridge) -> None:

@@ -17,7 +17,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 import rollbridge
 from integration_tests.clients import Site
 from integration_tests.patience import PATIENCE_S
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 
 ORDER = {"number": 7, "item": "Grüße"}
 AVRO = json.dumps(
@@ -93,7 +94,7 @@ def test_serialized_records_are_committed_and_read_back(
     kind: str,
 ) -> None:
     topic = unique_name("orders")
-    TopicAdmin(site.cluster.bootstrap_servers).create_topics([TopicSpec(name=topic, partitions=2)])
+    KafkaClient(site.cluster.bootstrap_servers).topics.create_topics([TopicSpec(name=topic, partitions=2)])
     client.admin.adopt_topic(topic, stream=f"{scope}/{topic}")
     serialize: Any = AvroSerializer(registry, AVRO) if kind == "avro" else JSONSerializer(JSON, registry)
     deserialize: Any = AvroDeserializer(registry) if kind == "avro" else JSONDeserializer(JSON)

@@ -21,9 +21,9 @@ from rollbridge.base.deadlines import Deadline
 from rollbridge.base.ids import SegmentId
 from rollbridge.errors import CasWriteError, TransactionRefusedError, TruncatedError
 from rollbridge.kafka.batches import complete_batches, parse_header
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError, LogReader
 from rollbridge.kafka.metadata import Cluster, Isolation
-from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.segment_tail import SegmentTail, ask
 from rollbridge.spark import source, transactions
 from rollbridge.spark.planning import LogOffset, StreamOffset
@@ -33,7 +33,6 @@ from rollbridge.stream.keyspace import KeySpace
 from rollbridge.stream.names import GroupName, SegmentPlaces, StreamName
 from rollbridge.stream.reading import KeyLineage
 from rollbridge.writer.sender import OwnBatches
-from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core import frame_reader
 from rollbridge_coordinator.core.condition_reader import ConditionReader
 from rollbridge_coordinator.core.effects import Found, Query
@@ -191,7 +190,7 @@ def test_what_was_known_of_a_log_that_has_lost_its_end_and_grown_again_is_forgot
                 idle.write(b"k", b"no", expected=EMPTY, scope="key")
         assert idle.tail(b"k", scope="key") == first
         assert idle.tail() != first
-        log = LogOffsets(cluster.bootstrap_servers)
+        log = KafkaClient(cluster.bootstrap_servers).offsets
         assert log.end([TOPIC], Isolation.READ_UNCOMMITTED) == {TOPIC: 16}, "so far they know it"
         cluster.cut_log(TOPIC, 4)
         grow(site, [(b"k", b"theirs"), *[(b"other", b"new")] * (end - 5)])
@@ -218,9 +217,8 @@ def test_a_leader_forgets_what_a_log_has_lost_although_it_is_as_long_again(site:
             first = writer.write(b"k", b"first", expected=EMPTY, scope="key")
         lineage = KeyLineage(client.admin.history(STREAM), KeySpace().position(b"k"))
     grow(site, [(b"other", b"lost")] * 10)
-    outlook = ConditionReader(
-        CoordinatorSettings(bootstrap_servers=cluster.bootstrap_servers, zookeeper=cluster.zookeeper)
-    )
+    log = KafkaClient(cluster.bootstrap_servers).log()
+    outlook = ConditionReader(log)
     condition = Condition(first, Scope.KEY, b"k")
     query = Query(SegmentPlaces(StreamName.parse(STREAM)), lineage, condition, since=None, end=None, own=())
     assert outlook.look([query]) == [Found(first, 12)]
@@ -229,7 +227,7 @@ def test_a_leader_forgets_what_a_log_has_lost_although_it_is_as_long_again(site:
     [found] = outlook.look([query])
     assert isinstance(found, Found)
     assert (found.last.sequence_id, found.end) == (4, 12)
-    outlook.close()
+    log.close()
 
 
 def later() -> Deadline:
@@ -278,7 +276,7 @@ def test_who_follows_a_log_notices_that_it_has_lost_its_end_and_grown_again(site
     with site.connect() as client:
         client.admin.create_stream(STREAM)
     grow(site, [(b"k", b"%d" % number) for number in range(6)])
-    with closing(frame_reader.Tail(cluster.bootstrap_servers, {})) as follower:
+    with closing(frame_reader.Tail(KafkaClient(cluster.bootstrap_servers))) as follower:
         follower.assign({(TOPIC, 0): 0})
         found: list[int] = []
 
@@ -330,7 +328,7 @@ def test_who_goes_on_for_another_notices_that_a_log_has_lost_what_that_one_had_r
     with site.connect() as client:
         client.admin.create_stream(STREAM)
     grow(site, [(b"k", b"%d" % number) for number in range(6)])
-    with closing(frame_reader.Tail(cluster.bootstrap_servers, {})) as standby:
+    with closing(frame_reader.Tail(KafkaClient(cluster.bootstrap_servers))) as standby:
         standby.assign({partition: 0})
         read: list[int] = []
 
@@ -342,7 +340,7 @@ def test_who_goes_on_for_another_notices_that_a_log_has_lost_what_that_one_had_r
         known = dict(standby.epochs)
     cluster.cut_log(TOPIC, 3)
     grow(site, [(b"k", b"other")] * 9)
-    with closing(frame_reader.Tail(cluster.bootstrap_servers, {})) as leader:
+    with closing(frame_reader.Tail(KafkaClient(cluster.bootstrap_servers))) as leader:
         leader.assign({partition: 6}, known)
         with pytest.raises(LogDivergedError):
             eventually(lambda: list(leader.poll(0.1)), "something is handed out, or refused")

@@ -16,6 +16,7 @@ from integration_tests.snapshot_tools import OFTEN, SINGLE, abort_many, found, g
 from rollbridge.buffer.snapshot_topic import BufferSnapshot, SnapshotReader
 from rollbridge.buffer.snapshots import index_keys
 from rollbridge.cli.common import ExitCode
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.names import StreamName, snapshot_indexes_topic
 
 __all__ = ["stream"]
@@ -25,7 +26,7 @@ ABORTS = 300
 
 def faults(b: rollbridge.Bridge, stream: str) -> list[str]:
     """What comparing the snapshot with the logs finds."""
-    reader = SnapshotReader(b.settings.bootstrap_servers, b.settings.kafka, StreamName.parse(stream).scope)
+    reader = SnapshotReader(KafkaClient.of(b.settings), StreamName.parse(stream).scope)
     [only] = reader.of(b.admin.describe(stream).config)
     return reader.verify(only).faults
 

@@ -20,7 +20,7 @@ from integration_tests.spark_driver import await_batch, start_numbers
 from integration_tests.spark_rows import ROWS, driver
 from integration_tests.spark_tools import options_of, run_to_end
 from rollbridge.errors import InvalidRequestError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.spark import source
 from rollbridge.stream.keyspace import Partitioner, native_partition
 
@@ -138,7 +138,7 @@ def test_each_row_once_beside_native_producers_while_sparks_own_source_reads_on_
     plain, transactional = Native(site, topic), Native(site, topic, unique_name("native"))
     plain.write("before")
     assert stock.run() == Counter(plain.written)
-    admin = TopicAdmin(site.cluster.bootstrap_servers)
+    admin = KafkaClient(site.cluster.bootstrap_servers).topics
     was = admin.describe([topic])[topic]
     stream = str(adopt(client, topic).config.name)
 
@@ -275,7 +275,7 @@ def test_a_query_does_not_go_on_in_a_topic_that_was_created_anew(
         end = reader.latestOffset(begin, reader.getDefaultReadLimit())
         kafka = AdminClient({"bootstrap.servers": site.cluster.bootstrap_servers})
         kafka.delete_topics([topic])[topic].result(120)
-        topics = TopicAdmin(site.cluster.bootstrap_servers)
+        topics = KafkaClient(site.cluster.bootstrap_servers).topics
         eventually(lambda: topic not in topics.list_topics(), "the topic is gone")
         create_topic(site.cluster.bootstrap_servers, topic, PARTITIONS)
         for stem in ("new", "newer"):  # more than what the query has read of the old one

@@ -21,7 +21,8 @@ from integration_tests.spark_driver import await_batch, start_numbers
 from integration_tests.spark_rows import ROWS, driver
 from integration_tests.spark_tools import options_of
 from rollbridge.base.ids import TransactionId
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 
 pytest.importorskip("pyspark")
 
@@ -145,7 +146,7 @@ def test_a_task_that_is_killed_in_the_middle_leaves_nothing_behind(
     spark: SparkSession, site: Site, orders: str, tmp_path: Path, topic_prefix: str
 ) -> None:
     topic = f"{topic_prefix}.stock"
-    TopicAdmin(site.cluster.bootstrap_servers).create_topics([TopicSpec(name=topic)])
+    KafkaClient(site.cluster.bootstrap_servers).topics.create_topics([TopicSpec(name=topic)])
     stock = {"kafka.bootstrap.servers": site.cluster.bootstrap_servers, "topic": topic}
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "50")
     try:

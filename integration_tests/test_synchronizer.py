@@ -26,8 +26,7 @@ from rollbridge.errors import (
     StreamNotFoundError,
     UnavailableError,
 )
-from rollbridge.kafka.appender import TransactionalAppender
-from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.keyspace import KeySpace
 from rollbridge.stream.names import StreamName
 from spark_examples.demo.competing import finish, kill, start
@@ -56,7 +55,7 @@ def first_offsets(site: Site, client: rollbridge.Bridge, stream: str) -> list[in
     """Where each segment begins, the oldest segment first; the end of one that was removed."""
     name, history = StreamName.parse(stream), client.admin.history(stream)
     topics = {segment: name.segment_topic(segment) for segment in history.stored()}
-    found = LogOffsets(site.cluster.bootstrap_servers).first(topics.values())
+    found = KafkaClient(site.cluster.bootstrap_servers).offsets.first(topics.values())
     return [
         found[topics[segment]] if segment in topics else history.sealed_end(segment) or 0
         for segment in history.segments()
@@ -294,7 +293,7 @@ def test_a_transaction_that_stays_open_for_too_long_is_said_so(
     topic = StreamName.parse(ledger).segment_topic(SegmentId.of(0, 0))
     with (
         client.synchronizer(ledger, KEY, b"", concatenate, timeout=4) as one,
-        TransactionalAppender(site.cluster.bootstrap_servers, f"{ledger}-by-hand") as somebody,
+        KafkaClient(site.cluster.bootstrap_servers).appender(f"{ledger}-by-hand") as somebody,
     ):
         one.update(add(b"a"))
         somebody.init()

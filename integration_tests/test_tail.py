@@ -17,9 +17,9 @@ from rollbridge.buffer.frames import PieceKey
 from rollbridge.buffer.state import FrameRef
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import follower
-from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.batches import BatchBuilder, Compression
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge_coordinator.core.frame_reader import AT_ONCE, FrameReader, Tail, TailMessage
 
 
@@ -30,13 +30,13 @@ def servers(site: Site) -> str:
 
 @pytest.fixture
 def topic(servers: str, topic_prefix: str) -> str:
-    TopicAdmin(servers).create_topics([TopicSpec(name=topic_prefix, partitions=2)])
+    KafkaClient(servers).topics.create_topics([TopicSpec(name=topic_prefix, partitions=2)])
     return topic_prefix
 
 
 @pytest.fixture
 def tail(servers: str) -> Iterator[Tail]:
-    with closing(Tail(servers, {})) as tail:
+    with closing(Tail(KafkaClient(servers))) as tail:
         yield tail
 
 
@@ -59,7 +59,7 @@ def small(value: bytes, compression: Compression = Compression.NONE) -> bytes:
 
 def append(servers: str, topic: str, name: str, *batches: bytes) -> list[int]:
     """Write batches as they are, in a native transaction, whose marker follows."""
-    with TransactionalAppender(servers, name) as appender:
+    with KafkaClient(servers).appender(name) as appender:
         appender.init()
         offsets = appender.append((topic, batch) for batch in batches)
         appender.commit()
@@ -121,7 +121,7 @@ def test_an_answer_that_has_waited_for_its_reader_for_long_is_read(
     values = [b"%d" % (number % 10) * 100_000 for number in range(30)]
     append(servers, topic, topic, *(small(value) for value in values))
     found: list[TailMessage] = []
-    with closing(Tail(servers, {})) as tail:
+    with closing(Tail(KafkaClient(servers))) as tail:
         tail.assign({(topic, 0): 0})
 
         def is_asked() -> bool:
@@ -184,7 +184,7 @@ def test_a_batch_that_can_not_be_read_is_passed_as_one_message_that_is_none(
     ]
     assert [message.offset for message in found if message.value is None] == [offsets[2] - 1, offsets[2] + 1]
     assert tail.skipped == 1
-    with closing(FrameReader(servers, {})) as reader:
+    with closing(FrameReader(KafkaClient(servers).log())) as reader:
         for offset, value in ((0, b"before"), (offsets[2], b"behind"), (0, b"before")):
             place = FrameRef((topic, 0), offset, PieceKey(0, 0, 0), 0, 1, 6, None)
             assert reader.read(place) == value
@@ -194,7 +194,7 @@ def test_a_batch_that_can_not_be_read_is_passed_as_one_message_that_is_none(
 
 def test_what_was_truncated_before_it_was_read_is_an_error(servers: str, topic: str, tail: Tail) -> None:
     produce(servers, topic, [b"1", b"2", b"3"])
-    TopicAdmin(servers).delete_records({(topic, 0): 2})
+    KafkaClient(servers).topics.delete_records({(topic, 0): 2})
     tail.assign({(topic, 0): 1, (topic, 1): 0})
 
     def refused() -> bool:
@@ -205,7 +205,7 @@ def test_what_was_truncated_before_it_was_read_is_an_error(servers: str, topic: 
         return False
 
     eventually(refused, "it is said that something is gone")
-    with closing(FrameReader(servers, {})) as reader, pytest.raises(CorruptDataError, match="truncated"):
+    with closing(FrameReader(KafkaClient(servers).log())) as reader, pytest.raises(CorruptDataError, match="truncated"):
         reader.read(FrameRef((topic, 0), 1, PieceKey(0, 0, 0), 0, 1, 1, None))
 
 
@@ -215,7 +215,7 @@ def test_a_topic_that_comes_later_is_read_and_others_do_not_wait(servers: str, t
     produce(servers, topic, [b"1"])
     found: list[TailMessage] = []
     eventually(polled(tail, found, 1), "the other one is read")
-    TopicAdmin(servers).create_topics([TopicSpec(name=later)])
+    KafkaClient(servers).topics.create_topics([TopicSpec(name=later)])
     produce(servers, later, [b"2"])
     eventually(polled(tail, found, 2), "the new one is read")
     assert [message.value for message in found] == [b"1", b"2"]
@@ -224,16 +224,16 @@ def test_a_topic_that_comes_later_is_read_and_others_do_not_wait(servers: str, t
 def test_frames_are_read_again_in_any_order(servers: str, topic: str) -> None:
     size = 300_000
     produce(servers, topic, [b"%d" % (number % 10) * size for number in range(20)])
-    with closing(FrameReader(servers, {})) as reader:
+    with closing(FrameReader(KafkaClient(servers).log())) as reader:
         for offset in (0, 1, 19, 3, 3, 2, 18):
             value = reader.read(FrameRef((topic, 0), offset, PieceKey(0, 0, 0), 0, 1, size, None))
             assert value == b"%d" % (offset % 10) * size
 
 
 def test_closing_does_not_wait_for_brokers(servers: str, topic: str) -> None:
-    tail = Tail(servers, {})
+    tail = Tail(KafkaClient(servers))
     tail.close()
-    tail = Tail(servers, {})
+    tail = Tail(KafkaClient(servers))
     tail.assign({(topic, 0): 0})
     list(tail.poll(0.1))
     tail.close()

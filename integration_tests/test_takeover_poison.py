@@ -24,6 +24,7 @@ from integration_tests.clients import Site
 from integration_tests.command_line import run_cli
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import BUFFER_LOST, FORMAT_NEWER, METADATA_UNREADABLE
@@ -187,7 +188,7 @@ def corpus(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         site,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)) as client,
         ZooKeeperSession(cluster.zookeeper, root=root) as session,
-        closing(TopicAdmin(cluster.bootstrap_servers)) as admin,
+        closing(KafkaClient(cluster.bootstrap_servers).topics) as admin,
     ):
         scope = f"poison{root[-8:]}"
         innocent = StreamName(scope, "innocent")

@@ -11,6 +11,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually
 from rollbridge.errors import InvalidRequestError, KafkaUnavailableError, NotFoundError
 from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import TopicMismatchError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
@@ -18,12 +19,12 @@ from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 @pytest.fixture
 def admin(cluster: AnyCluster) -> TopicAdmin:
-    return TopicAdmin(cluster.bootstrap_servers)
+    return KafkaClient(cluster.bootstrap_servers).topics
 
 
 @pytest.fixture
 def appender(cluster: AnyCluster, topic_prefix: str) -> Iterator[TransactionalAppender]:
-    with TransactionalAppender(cluster.bootstrap_servers, topic_prefix) as appender:
+    with KafkaClient(cluster.bootstrap_servers).appender(topic_prefix) as appender:
         appender.init()
         yield appender
 
@@ -166,7 +167,7 @@ def test_the_cluster_is_known_by_its_id(admin: TopicAdmin, cluster: AnyCluster) 
 
 
 def test_nobody_there_is_unavailable() -> None:
-    admin = TopicAdmin("127.0.0.1:1", timeout_s=0.3)
+    admin = KafkaClient("127.0.0.1:1", timeout_s=0.3).topics
     with pytest.raises(KafkaUnavailableError):
         admin.cluster_id()
     with pytest.raises(KafkaUnavailableError):

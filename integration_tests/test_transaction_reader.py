@@ -12,7 +12,7 @@ from integration_tests.clients import Site
 from integration_tests.grown_streams import KEYS, grow
 from integration_tests.kafka_tools import produce
 from rollbridge.errors import InvalidNameError, InvalidRequestError, NotFoundError, TruncatedError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.names import StreamName
 
 
@@ -130,6 +130,6 @@ def test_places_that_can_not_be_begun_at(client: rollbridge.Bridge, orders: str,
         [transaction] = reader
         segment = next(transaction.control.segments())[1]
         topic = StreamName.parse(orders).segment_topic(segment)
-        TopicAdmin(site.cluster.bootstrap_servers).delete_records({topic: 1})
+        KafkaClient(site.cluster.bootstrap_servers).topics.delete_records({topic: 1})
         with pytest.raises(TruncatedError):
             list(transaction.records())

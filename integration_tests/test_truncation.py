@@ -31,6 +31,7 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.segment_tail import LineageTails, ask
@@ -56,7 +57,7 @@ def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.fixture(scope="module")
 def topics(cluster: AnyCluster) -> TopicAdmin:
-    return TopicAdmin(cluster.bootstrap_servers)
+    return KafkaClient(cluster.bootstrap_servers).topics
 
 
 def write(client: rollbridge.Bridge, stream: str, values: list[bytes], key: bytes = b"k") -> None:
@@ -370,7 +371,7 @@ def test_frames_are_read_again_although_what_lies_between_them_was_truncated_mea
     size, count = 300_000, 100
     topics.create_topics([TopicSpec(name=topic_prefix)])
     produce(site.cluster.bootstrap_servers, topic_prefix, [b"%06d" % number * (size // 6) for number in range(count)])
-    reader = FrameReader(site.cluster.bootstrap_servers, {})
+    reader = FrameReader(KafkaClient(site.cluster.bootstrap_servers).log())
 
     def read(offset: int) -> bytes:
         return reader.read(FrameRef((topic_prefix, 0), offset, PieceKey(0, 0, 0), 0, 1, size, None))

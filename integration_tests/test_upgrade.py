@@ -30,7 +30,7 @@ from integration_tests.patience import PATIENCE_S, end, eventually
 from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import Manifest, PieceKey
 from rollbridge.errors import ClientFencedError, InvalidRequestError, NewerFormatError, TransactionAbortedError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import FORMAT_NEWER
 from rollbridge.metadata.client_sessions import KEPT_MS, ClientSession
@@ -216,7 +216,9 @@ class Party:
     def snapshots(self) -> int:
         """How many records of snapshots were written."""
         return sum(
-            TopicAdmin(self.cluster.bootstrap_servers).end_offsets([snapshot_indexes_topic(self.scope)]).values()
+            KafkaClient(self.cluster.bootstrap_servers)
+            .topics.end_offsets([snapshot_indexes_topic(self.scope)])
+            .values()
         )
 
 
@@ -463,7 +465,7 @@ def test_a_coordinator_says_what_only_a_newer_release_can_read(party: Party) -> 
         newer = known.value.replace(b'{"version": 1', b'{"version": 3', 1)
         assert newer != known.value
         session.set(node, newer)
-        buffer = TopicAdmin(party.cluster.bootstrap_servers)
+        buffer = KafkaClient(party.cluster.bootstrap_servers).topics
         written = buffer.end_offsets([StreamName.parse(stream).buffer_topic()])
         party.start("two", HEAD)
         party.await_leader("two")

@@ -24,7 +24,8 @@ from rollbridge.buffer.frames import unpack_header
 from rollbridge.cli.common import ExitCode
 from rollbridge.commitlog.control import ControlKind, ControlRecord, Run
 from rollbridge.doctor.verify import StreamVerification, verify
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.names import GroupName
 
 FIRST = SegmentId.from_int(0)
@@ -72,8 +73,7 @@ class Scene:
             if reading is None:
                 meanwhile()
 
-        address = settings.bootstrap_servers
-        found = verify(address, settings.kafka, config, history, planned=planned, tell=tell)
+        found = verify(KafkaClient.of(settings), config, history, planned=planned, tell=tell)
         assert told == ([] if reading is None else [reading])
         return found
 
@@ -247,7 +247,7 @@ def test_a_transaction_whose_first_frame_came_again_behind_those_that_are_gone_i
     scene.site.stop_coordinator()
     place, offset = scene.first_frame_again(txn.id)
     assert scene.verify()["compared_with_buffers"] == 3
-    with closing(TopicAdmin(scene.site.cluster.bootstrap_servers)) as admin:
+    with closing(KafkaClient(scene.site.cluster.bootstrap_servers).topics) as admin:
         admin.delete_records({place: offset})
     found = scene.verify()
     assert (found["records"]["matched"], found["compared_with_buffers"]) == (44, 0)
@@ -255,7 +255,7 @@ def test_a_transaction_whose_first_frame_came_again_behind_those_that_are_gone_i
 
 def test_what_retention_has_deleted_at_either_end_is_counted_and_no_finding(scene: Scene) -> None:
     scene.site.stop_coordinator()
-    admin = TopicAdmin(scene.site.cluster.bootstrap_servers)
+    admin = KafkaClient(scene.site.cluster.bootstrap_servers).topics
     admin.delete_records({(scene.topic, 0): 5})
     found = scene.verify()
     assert (found["records"]["deleted"], found["records"]["matched"]) == (5, 35)
@@ -268,7 +268,7 @@ def test_what_retention_has_deleted_at_either_end_is_counted_and_no_finding(scen
 
 
 def test_what_is_deleted_while_a_stream_is_verified_is_counted_and_no_finding(scene: Scene) -> None:
-    topic, admin = scene.topic, TopicAdmin(scene.site.cluster.bootstrap_servers)
+    topic, admin = scene.topic, KafkaClient(scene.site.cluster.bootstrap_servers).topics
     scene.site.stop_coordinator()
     found = scene.verify_while(lambda: admin.delete_records({(topic, 0): 22}))
     assert (found.findings.named, found.tally.deleted, found.tally.matched) == ([], 21, 19)
@@ -289,7 +289,7 @@ def test_what_is_deleted_in_the_midst_of_the_reading_is_no_finding(
     config = scene.client.admin.describe(scene.stream).config
     buffers = [(config.buffer_topic, number) for number in range(config.buffer_partitions)]
     places = {"buffers": buffers, "commit log": [(scene.log, 0)], "segments": [(scene.topic, 0)]}[reading]
-    with closing(TopicAdmin(scene.site.cluster.bootstrap_servers)) as admin:
+    with closing(KafkaClient(scene.site.cluster.bootstrap_servers).topics) as admin:
         admin.delete_records(admin.end_offsets(buffers))  # so that what follows is read first
         txn = scene.client.begin(scene.stream)
         for number in range(4):
@@ -335,7 +335,7 @@ def test_what_is_in_segments_that_are_gone_or_come_later_is_counted(scene: Scene
     scene.site.stop_coordinator()
     settings = scene.client.settings
     config = scene.client.admin.describe(scene.stream).config
-    found = verify(settings.bootstrap_servers, settings.kafka, config, history)
+    found = verify(KafkaClient.of(settings), config, history)
     assert found.findings.named == []
     assert found.tally.elsewhere > 40
     assert found.tally.elsewhere + found.tally.matched == 60
@@ -394,7 +394,7 @@ def test_a_stream_may_be_written_to_meanwhile(scene: Scene) -> None:
 
 def test_an_adopted_topic_is_verified_beside_the_records_of_natives(scene: Scene) -> None:
     topic = scene.stream.replace("/", ".") + ".adopted"
-    admin = TopicAdmin(scene.site.cluster.bootstrap_servers)
+    admin = KafkaClient(scene.site.cluster.bootstrap_servers).topics
     admin.create_topics([TopicSpec(name=topic, partitions=1)])
     for _ in range(3):
         scene.put(topic, b"k", b"a native's")

@@ -38,10 +38,10 @@ from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.pages import paged_coordinator, read_page
 from integration_tests.patience import end, eventually
 from integration_tests.prometheus_server import Prometheus
-from rollbridge.cli.monitoring import BOARD_FILE
+from rollbridge.cli.doctor import BOARD_FILE
 from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Cluster
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.monitoring.runbook import board
 from rollbridge.stream.names import GroupName, StreamName
 from rollbridge_devcluster.__main__ import write_tools
@@ -402,7 +402,9 @@ def hanging(scene: Scene) -> Iterator[None]:
 @contextmanager
 def compacted(scene: Scene) -> Iterator[None]:
     """The topic of a segment is made a compacted one, which takes no record without a key."""
-    TopicAdmin(scene.cluster.bootstrap_servers).set_topic_config(scene.segment_topic, {"cleanup.policy": "compact"})
+    KafkaClient(scene.cluster.bootstrap_servers).topics.set_topic_config(
+        scene.segment_topic, {"cleanup.policy": "compact"}
+    )
     yield
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from rollbridge.client.sender import FrameBatch, FrameSender
 from rollbridge.errors import BackpressureError
+from rollbridge.kafka.client import KafkaClient
 
 NOWHERE = "127.0.0.1:1"
 """Where no broker is: what is queued stays there."""
@@ -18,7 +19,7 @@ SMALL, LARGE = b"x" * 100, b"x" * 40_000
 
 @pytest.fixture
 def sender() -> Iterator[FrameSender]:
-    made = FrameSender(NOWHERE, buffer_bytes=100_000, block_s=3_600)
+    made = FrameSender(KafkaClient(NOWHERE), buffer_bytes=100_000, block_s=3_600)
     made.prompt(threading.get_ident())
     yield made
     made.close(0)

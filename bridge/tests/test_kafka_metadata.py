@@ -118,7 +118,7 @@ class Kept:
 
 def test_sockets_are_closed_although_the_keeper_is_part_of_a_cycle() -> None:
     near, far = socket.socketpair()
-    clusters = Clusters("127.0.0.1:1", security=None, client_id="c")
+    clusters = Clusters(lambda: Cluster("127.0.0.1:1"))
     clusters._idle[0]._connections[None] = Kept(near)  # type: ignore[assignment]
     clusters.itself = clusters  # type: ignore[attr-defined]
     del clusters, near
@@ -128,7 +128,7 @@ def test_sockets_are_closed_although_the_keeper_is_part_of_a_cycle() -> None:
 
 
 def test_nobody_there_is_told_and_not_dialled_again_at_once() -> None:
-    clusters = Clusters("127.0.0.1:1", security=None, client_id="c")
+    clusters = Clusters(lambda: Cluster("127.0.0.1:1"))
     deadline = Deadline(5.0)
     with clusters.borrow(deadline) as cluster:
         for said in ("cannot connect", "not tried again at once"):

@@ -13,9 +13,9 @@ import pytest
 import yaml
 
 from rollbridge.cli.common import ExitCode
+from rollbridge.cli.doctor import BOARD_FILE, RULES_FILE
 from rollbridge.cli.main import main
 from rollbridge.cli.main import rollbridge as command_line
-from rollbridge.cli.monitoring import BOARD_FILE, RULES_FILE
 from rollbridge.monitoring.runbook import Alert, alerts, alerts_of, plain_runbook, remedy, rules, runbook
 
 ROOT = Path(__file__).parents[2]

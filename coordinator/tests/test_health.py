@@ -16,6 +16,7 @@ import pytest
 
 from rollbridge.base.metrics import Sample
 from rollbridge.errors import ConfigError, KafkaUnavailableError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Broker
 from rollbridge.metadata.changes import coordinator_faults
 from rollbridge.metadata.records import Coordinator
@@ -84,7 +85,7 @@ class Brokers:
 def test_a_broker_that_does_not_answer_twice_in_a_row_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, ...]] = []
     leads = [True]
-    watch = ReachWatch(settings(""), lambda: leads[0], lambda: told.append(watch.unreachable))
+    watch = ReachWatch(KafkaClient("127.0.0.1:1"), lambda: leads[0], lambda: told.append(watch.unreachable))
     brokers = Brokers()
     monkeypatch.setattr(watch, "cluster", brokers)
     watch.look()
@@ -110,7 +111,7 @@ def test_a_broker_that_does_not_answer_twice_in_a_row_is_told_of(monkeypatch: py
 @pytest.mark.logs_defects
 def test_a_look_that_meets_a_defect_is_not_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "WATCH_S", 0.001)
-    watch = ReachWatch(settings(""), lambda: False, lambda: None)
+    watch = ReachWatch(KafkaClient("127.0.0.1:1"), lambda: False, lambda: None)
     looks: list[None] = []
 
     def look() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge_coordinator.core import transactional_ids
 from rollbridge_coordinator.core.transactional_ids import (
     ADVANCE_MAX,
@@ -214,7 +215,7 @@ class Ids:
     """Appenders that never connect, and which of their ids Kafka has locked."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int = IDENTITIES) -> None:
-        self.made = [TransactionalAppender("broker:9092", f"id-{number}") for number in range(count)]
+        self.made = [KafkaClient("broker:9092").appender(f"id-{number}") for number in range(count)]
         self.locked: set[TransactionalAppender] = set()
         self.taken: list[TransactionalAppender] = []
         self.idle: list[TransactionalAppender] = []
@@ -249,7 +250,7 @@ def test_ids_are_used_in_turn_and_locked_ones_are_left_out(monkeypatch: pytest.M
 
 def test_where_all_are_locked_one_is_borrowed_and_else_one_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     ids = Ids(monkeypatch)
-    ids.idle = [TransactionalAppender("broker:9092", "id-of-merges")]
+    ids.idle = [KafkaClient("broker:9092").appender("id-of-merges")]
     ids.lock(0, 1, 2)
     assert ids.next() == "borrowed id-of-merges"
     assert ids.next() in {"id-0", "id-1", "id-2"}

@@ -7,7 +7,8 @@ from confluent_kafka.admin import AdminClient, PartitionMetadata
 
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.patience import eventually
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 
 PARTITIONS = 6
 """So that each broker leads some of them."""
@@ -16,7 +17,7 @@ PARTITIONS = 6
 @pytest.fixture
 def topic(ensemble: ContainerCluster, topic_prefix: str) -> str:
     """A topic that each broker knows with its leaders: one that was just back hears of it later than the others."""
-    TopicAdmin(ensemble.bootstrap_servers).create_topics([TopicSpec(name=topic_prefix, partitions=PARTITIONS)])
+    KafkaClient(ensemble.bootstrap_servers).topics.create_topics([TopicSpec(name=topic_prefix, partitions=PARTITIONS)])
     eventually(lambda: all(led(ensemble, topic_prefix, broker) for broker in ensemble.brokers), "all brokers know it")
     return topic_prefix
 

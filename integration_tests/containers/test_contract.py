@@ -16,7 +16,8 @@ from integration_tests.kafka_tools import produce, read_all
 from integration_tests.patience import eventually
 from rollbridge.doctor import probes
 from rollbridge.errors import NotFoundError
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata.session import ZooKeeperSession
 
 QUICK = {"ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": "1"}
@@ -43,7 +44,7 @@ def test_servers_are_who_they_say(servers: AnyCluster) -> None:
 @pytest.mark.parametrize("how", ["gracefully", "at once", "dead before"])
 def test_a_broker_comes_back_with_its_data_under_its_address(servers: AnyCluster, topic_prefix: str, how: str) -> None:
     # As many replicas as there are brokers: the one that is away misses a record.
-    TopicAdmin(servers.bootstrap_servers).create_topics([TopicSpec(name=topic_prefix)])
+    KafkaClient(servers.bootstrap_servers).topics.create_topics([TopicSpec(name=topic_prefix)])
     produce(servers.bootstrap_servers, topic_prefix, [b"1", b"2"])
     addresses, part = servers.bootstrap_servers, servers.brokers[-1]
     if how == "dead before":

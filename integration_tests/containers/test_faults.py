@@ -24,9 +24,9 @@ from integration_tests.kafka_tools import produce, read_all
 from integration_tests.patience import eventually
 from rollbridge.doctor import probes
 from rollbridge.errors import KafkaUnavailableError, NotFoundError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import GroupName
@@ -253,11 +253,13 @@ def test_offsets_of_a_partition_whose_broker_is_away_are_waited_for(
 ) -> None:
     broker = ensemble.brokers[-1]
     topic = unique_name("alone")
-    admin = TopicAdmin(ensemble.bootstrap_servers)
+    admin = KafkaClient(ensemble.bootstrap_servers).topics
     admin.create_topics([TopicSpec(name=topic, partitions=PARTITIONS, replication_factor=1)])
     number = len(ensemble.brokers)
     alone = next(item for item, known in partitions_of(ensemble, topic).items() if known.leader == number)
-    impatient, patient = (LogOffsets(ensemble.bootstrap_servers, timeout_s=timeout_s) for timeout_s in (1, 120))
+    impatient, patient = (
+        KafkaClient(ensemble.bootstrap_servers, timeout_s=timeout_s).offsets for timeout_s in (1, 120)
+    )
     ensemble.node(broker).kill()
     with ThreadPoolExecutor() as pool:
         try:

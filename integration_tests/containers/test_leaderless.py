@@ -14,7 +14,8 @@ from integration_tests.backends.containers import ContainerCluster
 from integration_tests.containers.partitions import in_sync, partitions_of
 from integration_tests.patience import eventually
 from rollbridge.errors import StreamBusyError
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import StreamName
@@ -120,7 +121,7 @@ def test_writes_to_an_adopted_topic_with_too_few_replicas_in_sync_wait_and_hold_
     other = f"{scope}/other"
     servers, count = ensemble.bootstrap_servers, len(ensemble.brokers)
     spec = TopicSpec(name=topic, replication_factor=count, config={"min.insync.replicas": str(count)})
-    TopicAdmin(servers).create_topics([spec])
+    KafkaClient(servers).topics.create_topics([spec])
     client.admin.create_stream(other)
     client.admin.adopt_topic(topic, stream=f"{scope}/orders", partitioner="murmur2")
     transaction = client.begin(topic)

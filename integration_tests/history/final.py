@@ -13,7 +13,7 @@ from integration_tests.history.events import Row, StreamState
 from rollbridge.base.ids import SegmentId
 from rollbridge.commitlog.control import ControlRecord, decode_control
 from rollbridge.consumer.records import Origin, source_of
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import GroupName, Partition, StreamName
@@ -47,7 +47,7 @@ def stream_states(
 
 def starts(bootstrap_servers: str, state: StreamState) -> dict[SegmentId, int]:
     """Where the segments that are left of a stream begin."""
-    with closing(TopicAdmin(bootstrap_servers)) as admin:
+    with closing(KafkaClient(bootstrap_servers).topics) as admin:
         found = admin.start_offsets([state.places[segment] for segment in state.rows])
     return {segment: found[state.places[segment]] for segment in state.rows}
 

@@ -39,7 +39,8 @@ from integration_tests.history.trial import (
 from integration_tests.history.workers import AT_GATEWAYS, THROUGH, Workers
 from integration_tests.patience import eventually
 from rollbridge.errors import LocalEnvironmentError
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge_devcluster.java import find_java
 
 PASSERS: Final = 3
@@ -108,7 +109,7 @@ class GatewayRun(Trial):
             for stream in (*STREAMS, NAMED):
                 client.admin.create_stream(stream, segments=2)
             self._owner.begin()
-            with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
+            with closing(KafkaClient(self._cluster.bootstrap_servers).topics) as admin:
                 admin.create_topics([TopicSpec(name=topic_of(ADOPTED), partitions=PARTITIONS)])
             client.admin.adopt_topic(topic_of(ADOPTED), stream=ADOPTED)
         for _ in range(PASSERS):
@@ -210,7 +211,7 @@ class GatewayRun(Trial):
     def _make_named_topic(self) -> Iterator[None]:
         """The brokers have a topic with the name of a stream for a while, which plain producers write to."""
         topic = topic_of(NAMED)
-        with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
+        with closing(KafkaClient(self._cluster.bootstrap_servers).topics) as admin:
             admin.create_topics([TopicSpec(name=topic, partitions=PARTITIONS)])
             self._compare(topic)
             yield

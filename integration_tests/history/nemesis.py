@@ -26,9 +26,8 @@ from integration_tests.history.workers import Workers
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.base.ids import SegmentId
 from rollbridge.errors import RollbridgeError, StreamBusyError, StreamExistsError, StreamNotFoundError, UnavailableError
-from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.committed import batch_of_one
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.stream.names import StreamName
 from rollbridge_devcluster.nodes import Node
 
@@ -366,7 +365,7 @@ class Nemesis:
         stream = f"{StreamName.parse(self._streams[0]).scope}/lost-{self._choice.randrange(1 << 30)}"
         with (
             rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client,
-            closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin,
+            closing(KafkaClient(self._cluster.bootstrap_servers).topics) as admin,
         ):
             client.admin.create_stream(stream)
             [segment] = client.admin.history(stream).active.segments
@@ -476,11 +475,8 @@ class Nemesis:
         value = FOREIGN.encode() + self._choice.randbytes(30)
         batch = batch_of_one(int(time.time() * 1000), key, value, headers)
         topic = StreamName.parse(self._trimmed).segment_topic(segment.id)
-        with TransactionalAppender(
-            self._cluster.bootstrap_servers,
-            "history-stranger",
-            transaction_timeout_ms=5_000,
-            retry_timeout_ms=5_000,
+        with KafkaClient(self._cluster.bootstrap_servers).appender(
+            "history-stranger", transaction_timeout_ms=5_000, retry_timeout_ms=5_000
         ) as stranger:
             stranger.init()
             stranger.append([(topic, batch)])

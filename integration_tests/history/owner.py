@@ -21,7 +21,7 @@ import rollbridge
 from integration_tests.history.natives import topic_of
 from integration_tests.patience import eventually
 from rollbridge.errors import RollbridgeError, StreamExistsError, StreamNotFoundError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 
 PARTITIONS: Final = 2
 PARTITIONS_MAX: Final = 6
@@ -116,7 +116,7 @@ class Owner:
 
     def _add_partition(self) -> bool:
         """Add a partition; return whether to release the topic: half of the times to no purpose."""
-        with closing(TopicAdmin(self._bootstrap_servers)) as admin:
+        with closing(KafkaClient(self._bootstrap_servers).topics) as admin:
             count = admin.describe([self._topic])[self._topic].partitions
         if count >= PARTITIONS_MAX:
             return self._make_anew()
@@ -129,7 +129,7 @@ class Owner:
         The controller has made it before brokers have heard of it: until then, they acknowledge what they write into
         the log that they are to delete.
         """
-        with closing(TopicAdmin(self._bootstrap_servers)) as admin:
+        with closing(KafkaClient(self._bootstrap_servers).topics) as admin:
             former = admin.topic_ids([self._topic]).get(self._topic)
             self._kafka.delete_topics([self._topic])[self._topic].result(KAFKA_S)
             eventually(self._is_created, f"topic {self._topic} is made again", KAFKA_S)

@@ -51,7 +51,8 @@ from integration_tests.history.workers import Workers
 from integration_tests.patience import eventually
 from integration_tests.three_brokers import ThreeBrokers
 from rollbridge.commitlog.control import ControlRecord
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.names import GroupName
 
 COPIES: Final = "history/copies"
@@ -145,7 +146,7 @@ class Run(Trial):
         eventually(lambda: java not in self._workers.alive("java"), "a Java producer ends", BEGIN_S)
 
     def _adopt(self, client: rollbridge.Bridge) -> None:
-        with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
+        with closing(KafkaClient(self._cluster.bootstrap_servers).topics) as admin:
             admin.create_topics([TopicSpec(name=topic_of(ADOPTED), partitions=PARTITIONS)])
         adopted = client.admin.adopt_topic(topic_of(ADOPTED), stream=ADOPTED)
         assert adopted.config.first_epoch == 0, "native producers note places in the first epoch"
@@ -248,7 +249,7 @@ class Run(Trial):
     def _whole_log(self, historian: Historian) -> list[tuple[int, ControlRecord]]:
         """The commit log, most of which has been truncated; the historian has read it all."""
         place = GROUP.commit_log_topic
-        with closing(TopicAdmin(self._cluster.bootstrap_servers)) as admin:
+        with closing(KafkaClient(self._cluster.bootstrap_servers).topics) as admin:
             [end] = admin.end_offsets([place]).values()
             eventually(lambda: historian.next >= end or bool(historian.gaps), "the historian comes to the end", HEAL_S)
             [first] = admin.start_offsets([place]).values()

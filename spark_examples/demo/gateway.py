@@ -29,7 +29,8 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 import rollbridge
 from rollbridge.cli.common import counted
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge_devcluster.ephemeral import ProcessCluster
 from rollbridge_devcluster.services import gateway_command
 from spark_examples.demo.flink_job import FlinkJob
@@ -160,7 +161,7 @@ def await_that(condition: Callable[[], bool], *jobs: FlinkJob) -> None:
 def play(b: rollbridge.Bridge, gateway: str, folder: Path, *, records: int = RECORDS, dead_s: float = DEAD_S) -> Told:
     """Run both jobs, kill them, look at the readers, and let the jobs go on; return what was found."""
     servers = b.settings.bootstrap_servers
-    with closing(TopicAdmin(servers)) as admin:
+    with closing(KafkaClient(servers).topics) as admin:
         admin.create_topics(TopicSpec(name=topic) for topic in (BEHIND, STRAIGHT))
     b.admin.adopt_topic(BEHIND)
     began = time.monotonic()

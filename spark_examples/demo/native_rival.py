@@ -15,7 +15,8 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaException, Message, Producer
 
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.topics import TopicSpec
 from spark_examples.demo import flights
 from spark_examples.demo.flights import Flights
 from spark_examples.demo.helper import serve
@@ -49,7 +50,7 @@ class NativeRival:
     def __init__(self, bootstrap_servers: str, topic: str, rows: Flights) -> None:
         self._topic = topic
         self._servers: dict[str, str | int | float | bool] = {"bootstrap.servers": bootstrap_servers}
-        TopicAdmin(bootstrap_servers).create_topics([TopicSpec(name=topic, replication_factor=1)])
+        KafkaClient(bootstrap_servers).topics.create_topics([TopicSpec(name=topic, replication_factor=1)])
         self._producer = Producer({**self._servers, "linger.ms": 0}, logger=logger)
         self._transaction = Producer(
             {

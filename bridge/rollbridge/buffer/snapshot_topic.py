@@ -22,11 +22,11 @@ from rollbridge.commitlog.control import ControlKind, peek_kind
 from rollbridge.commitlog.outcomes import EndedIds, ended_key, parse_ended
 from rollbridge.errors import CorruptDataError, NotAuthorizedError, NotFoundError, RollbridgeError
 from rollbridge.kafka.batches import LogRecord
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch_plan import FetchError
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.topics import PartitionLike, TopicAdmin
+from rollbridge.kafka.topics import PartitionLike
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 
@@ -38,8 +38,6 @@ _BEYOND: Final = 2**63 - 1
 _TIMEOUT_S: Final = 30.0
 _BEHIND_OTHERS_S: Final = 5.0
 _PAUSE_S: Final = 0.05
-CLIENT_ID: Final = "rollbridge"
-"""As brokers know who reads, coordinators most often."""
 
 
 class LatestRecord(NamedTuple):
@@ -49,16 +47,14 @@ class LatestRecord(NamedTuple):
     value: bytes
 
 
-def read_latest(
-    bootstrap_servers: str, security: Mapping[str, str], topic: str, *, client_id: str = CLIENT_ID
-) -> dict[bytes, LatestRecord]:
+def read_latest(kafka: KafkaClient, topic: str) -> dict[bytes, LatestRecord]:
     """Return the latest record of each key that has no tombstone, in the order of offsets.
 
     Raises:
         KafkaUnavailableError, NotFoundError, NotAuthorizedError
     """
     found: dict[bytes, LatestRecord] = {}
-    for record in read_all(bootstrap_servers, security, topic, client_id=client_id):
+    for record in read_all(kafka, topic):
         key, value = record.key or b"", record.value
         found.pop(key, None)
         if value is not None:
@@ -66,9 +62,7 @@ def read_latest(
     return found
 
 
-def read_values(
-    bootstrap_servers: str, security: Mapping[str, str], topic: str, offsets: Iterable[int]
-) -> dict[int, bytes | None]:
+def read_values(kafka: KafkaClient, topic: str, offsets: Iterable[int]) -> dict[int, bytes | None]:
     """Return the values at some offsets; None where the record was deleted or compacted away.
 
     Waits for a while for records behind another producer's open native transaction.
@@ -79,14 +73,13 @@ def read_values(
     found: dict[int, bytes | None] = dict.fromkeys(offsets)
     if not found:
         return found
-    with closing(LogOffsets(bootstrap_servers, security=security)) as ends:
-        end = _end(ends, topic)
-        deadline = Deadline(_BEHIND_OTHERS_S)
-        backoff = Backoff(_PAUSE_S)
-        while max(found) >= end and not deadline.passed():
-            backoff.sleep(deadline)
-            end = _end(ends, topic)
-    with closing(_follower(bootstrap_servers, security)) as follower:
+    end = _end(kafka, topic)
+    deadline = Deadline(_BEHIND_OTHERS_S)
+    backoff = Backoff(_PAUSE_S)
+    while max(found) >= end and not deadline.passed():
+        backoff.sleep(deadline)
+        end = _end(kafka, topic)
+    with closing(_follower(kafka)) as follower:
         for offset in sorted(item for item in found if item < end):
             follower.follow((topic, 0), offset)
             for _, record in read_up_to(follower, {(topic, 0): offset + 1}, _TIMEOUT_S, _skip):
@@ -94,51 +87,30 @@ def read_values(
     return found
 
 
-def read_all(
-    bootstrap_servers: str,
-    security: Mapping[str, str],
-    topic: str,
-    partition: int = 0,
-    start: int = 0,
-    *,
-    client_id: str = CLIENT_ID,
-) -> Iterator[LogRecord]:
+def read_all(kafka: KafkaClient, topic: str, partition: int = 0, start: int = 0) -> Iterator[LogRecord]:
     """Iterate over the committed records of a partition, from an offset or where it begins now to its present end.
 
     Raises:
         KafkaUnavailableError, NotFoundError, NotAuthorizedError
         CorruptDataError: While iterating: a batch does not decompress, or does not parse.
     """
-    with closing(LogOffsets(bootstrap_servers, security=security, client_id=client_id)) as ends:
-        end = _end(ends, topic, partition)
-        start = max(start, ends.first([(topic, partition)])[topic, partition])
+    end = _end(kafka, topic, partition)
+    start = max(start, kafka.offsets.first([(topic, partition)])[topic, partition])
     if start >= end:
         return
-    with closing(_follower(bootstrap_servers, security, client_id)) as follower:
+    with closing(_follower(kafka)) as follower:
         follower.follow((topic, partition), start)
         for _, record in read_up_to(follower, {(topic, partition): end}, _TIMEOUT_S, _skip):
             yield record
 
 
-def _end(offsets: LogOffsets, topic: str, partition: int = 0) -> int:
+def _end(kafka: KafkaClient, topic: str, partition: int = 0) -> int:
     place = topic, partition
-    return offsets.end([place], Isolation.READ_COMMITTED, timeout_s=_TIMEOUT_S)[place]
+    return kafka.offsets.end([place], Isolation.READ_COMMITTED, timeout_s=_TIMEOUT_S)[place]
 
 
-def _follower(
-    bootstrap_servers: str,
-    security: Mapping[str, str],
-    client_id: str = CLIENT_ID,
-    isolation: Isolation = Isolation.READ_COMMITTED,
-) -> Follower:
-    return Follower(
-        bootstrap_servers,
-        isolation,
-        name="rollbridge-snapshots",
-        security=security,
-        client_id=client_id,
-        max_bytes=_BYTES,
-    )
+def _follower(kafka: KafkaClient, isolation: Isolation = Isolation.READ_COMMITTED) -> Follower:
+    return kafka.follow(isolation, name="rollbridge-snapshots", max_bytes=_BYTES)
 
 
 def _skip(trouble: FetchError) -> int:
@@ -235,23 +207,19 @@ class EndedSince:
 class SnapshotReader:
     """Reader of the buffer snapshots of one scope; needs Read on its topics."""
 
-    def __init__(
-        self, bootstrap_servers: str, security: Mapping[str, str], scope: str, *, client_id: str = CLIENT_ID
-    ) -> None:
-        """Read the indexes, once; ``client_id`` is that of what is read of topics.
+    def __init__(self, kafka: KafkaClient, scope: str) -> None:
+        """Read the indexes, once.
 
         Raises:
             KafkaUnavailableError, NotAuthorizedError
         """
-        self._servers = bootstrap_servers, security
-        self._client_id = client_id
-        self._admin = TopicAdmin(bootstrap_servers, security=security)
+        self._kafka = kafka
+        self._admin = kafka.topics
         self._segments = snapshot_segments_topic(scope)
         topics = {SEGMENTED: snapshot_indexes_topic(scope), SINGLE: snapshot_topic(scope)}
         self._known = self._admin.topic_ids([*topics.values(), self._segments])
         self._indexes: dict[str, Mapping[bytes, LatestRecord]] = {
-            kind: read_latest(*self._servers, topic, client_id=client_id) if topic in self._known else {}
-            for kind, topic in topics.items()
+            kind: read_latest(kafka, topic) if topic in self._known else {} for kind, topic in topics.items()
         }
 
     def of(self, stream: StreamConfig) -> Iterator[BufferSnapshot]:
@@ -302,7 +270,7 @@ class SnapshotReader:
         offsets = [index.persistent_position for index in snapshot.indexes]
         values: Mapping[int, bytes | None] = {}
         if self._segments in self._known:
-            values = read_values(*self._servers, self._segments, offsets)
+            values = read_values(self._kafka, self._segments, offsets)
         for index in snapshot.indexes:
             try:
                 value = values.get(index.persistent_position)
@@ -333,7 +301,7 @@ class SnapshotReader:
             start = max(first[item.partition], min(counts[item.partition].position, item.buffer_end - STRANGERS_LOOK))
             if start < item.buffer_end:
                 ranges[item.partition] = start, min(item.buffer_end, start + ENDS_LOOK_MAX + STRANGERS_LOOK)
-        with closing(_follower(*self._servers, self._client_id, Isolation.READ_UNCOMMITTED)) as follower:
+        with closing(_follower(self._kafka, Isolation.READ_UNCOMMITTED)) as follower:
             for partition, (start, _) in ranges.items():
                 follower.follow(partition, start)
             ends = {partition: end for partition, (_, end) in ranges.items()}
@@ -345,7 +313,7 @@ class SnapshotReader:
         """Return the ids of the committed and of the aborted transactions in a commit log below an offset."""
         outcomes: dict[ControlKind | None, set[bytes]] = {kind: set() for kind in (*ControlKind, None)}
         [start] = self._admin.start_offsets([topic]).values()
-        for message in read_all(*self._servers, topic, start=start):
+        for message in read_all(self._kafka, topic, start=start):
             if message.offset >= end:
                 break
             outcomes[peek_kind(message.value)].add(message.key or b"")
@@ -355,7 +323,7 @@ class SnapshotReader:
         """Return the ids of the transactions with a BEGIN frame in a buffer partition."""
         begun: set[bytes] = set()
         [start] = self._admin.start_offsets([partition]).values()
-        for message in read_all(*self._servers, *partition, start):
+        for message in read_all(self._kafka, *partition, start):
             transaction, kinds = _frames_of(message)
             if FrameKind.BEGIN in kinds:
                 begun.add(transaction)
@@ -427,17 +395,14 @@ class BufferSnapshots:
 
     def __init__(
         self,
-        bootstrap_servers: str,
-        security: Mapping[str, str],
+        kafka: KafkaClient,
         stream: StreamConfig,
         follower: Follower,
-        offsets: LogOffsets,
     ) -> None:
         """Read the topics of snapshots, with a follower that follows nothing and is given back so."""
-        self._servers = bootstrap_servers, security
+        self._kafka = kafka
         self._stream = stream
         self._follower = follower
-        self._offsets = offsets
         self._partitions = [(stream.buffer_topic, number) for number in range(stream.buffer_partitions)]
         scope = stream.name.scope
         self._segments = snapshot_segments_topic(scope)
@@ -445,7 +410,7 @@ class BufferSnapshots:
         self._found: dict[str, Compacted] = {}
         self._chosen: dict[Partition, BufferPlace] = {}
         try:
-            self._look_back(offsets.present([snapshot_indexes_topic(scope), snapshot_topic(scope)]))
+            self._look_back(kafka.offsets.present([snapshot_indexes_topic(scope), snapshot_topic(scope)]))
         except RollbridgeError as fault:
             logger.info("preview.no_snapshots stream=%s: reading the whole buffer: %s", stream.name, fault)
             self._found, self._chosen = {}, {}
@@ -469,7 +434,7 @@ class BufferSnapshots:
         listed: set[bytes] = set()
         for partition, asked in found.segments.items():
             missing = [index for index in asked if self._cache.get(partition, index.sequence_id) is None]
-            values = read_values(*self._servers, self._segments, [index.persistent_position for index in missing])
+            values = read_values(self._kafka, self._segments, [index.persistent_position for index in missing])
             for index, transactions in asked.items():
                 ids = self._cache.get(partition, index.sequence_id)
                 if ids is None:
@@ -493,7 +458,7 @@ class BufferSnapshots:
         for topic in (snapshot_indexes_topic(scope), snapshot_topic(scope)):
             try:
                 value = None
-                for record in read_all(*self._servers, topic):
+                for record in read_all(self._kafka, topic):
                     if record.key == ended_key(group):
                         value = record.value
                 if value is not None and (said := parse_ended(value)).group == group:
@@ -537,10 +502,10 @@ class BufferSnapshots:
 
     def _look_back(self, topics: Iterable[str]) -> None:
         """Read the topics, in steps from their ends back, until little is left to be read of the buffer."""
-        starts = self._offsets.first(topics, timeout_s=_STEP_S)
-        lows = self._offsets.end(topics, Isolation.READ_COMMITTED, timeout_s=_STEP_S)
-        firsts = self._offsets.first(self._partitions)
-        ends = self._offsets.end(firsts, Isolation.READ_COMMITTED)
+        starts = self._kafka.offsets.first(topics, timeout_s=_STEP_S)
+        lows = self._kafka.offsets.end(topics, Isolation.READ_COMMITTED, timeout_s=_STEP_S)
+        firsts = self._kafka.offsets.first(self._partitions)
+        ends = self._kafka.offsets.end(firsts, Isolation.READ_COMMITTED)
         used = [item for item in firsts if firsts[item] < ends[item]]
         self._found = {topic: {} for topic in lows}
         step = _STEP

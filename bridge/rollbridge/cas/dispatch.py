@@ -36,7 +36,6 @@ from rollbridge.cas.machine import AppendQueue, ConditionalAppend, Failed, Round
 from rollbridge.cas.request import AppendRequest
 from rollbridge.cas.router import ROUND_BYTES_MAX, SegmentRouter
 from rollbridge.cas.session import IDS_PER_SLOT, SessionPool, TransactionalSession, take_slot
-from rollbridge.config import ConnectionSettings
 from rollbridge.errors import (
     CasOutcomeUnknownError,
     KafkaUnavailableError,
@@ -45,6 +44,7 @@ from rollbridge.errors import (
     TruncatedError,
 )
 from rollbridge.kafka.batches import BatchBuilder, Compression
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
@@ -52,8 +52,6 @@ from rollbridge.kafka.errors import (
     ProducerFencedError,
     TopicNotFoundError,
 )
-from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster, LeaderEpochs
 from rollbridge.kafka.segment_tail import WAIT_MS, LineageTails, T, WaitedTooLongError, answer_of, ask
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.session import ZooKeeperSession
@@ -86,7 +84,8 @@ class StreamAppender:
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        kafka: KafkaClient,
+        client_name: str,
         catalog: Catalog,
         session: ZooKeeperSession,
         stream: StreamName,
@@ -97,24 +96,18 @@ class StreamAppender:
         self.router: Final = SegmentRouter(catalog, session, stream)
         self._transaction_timeout_s = transaction_timeout_s
         self._answer_timeout_s = min(timeout_s, _ANSWER_TIMEOUT_S)
-        # A refusal seen by one of them is known to the others: a broker that is cut off from the others continues to
-        # return its old view.
-        epochs = LeaderEpochs()
         self._pool = SessionPool(
-            settings,
+            kafka,
             stream,
-            lambda: take_slot(session, stream, settings.client_name),
+            lambda: take_slot(session, stream, client_name),
             transaction_timeout_ms=int(transaction_timeout_s * 1000),
             retry_timeout_ms=int(self._answer_timeout_s * 1000),
-            epochs=epochs,
         )
         self._queues: dict[SegmentId, AppendQueue] = {}
         self._queues_lock = threading.Lock()
         self._workers = ThreadPoolExecutor(IDS_PER_SLOT, thread_name_prefix=f"rollbridge-cas-{stream}")
         # Reading the log for a caller must not wait for a round, nor a round for it: hence a second reader.
-        self._reader = LogReader(
-            Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name, epochs=epochs)
-        )
+        self._reader = kafka.log()
         self.tails: Final = LineageTails(self.router.place)
         """Tails of the log apart from rounds; use them through :meth:`ask` only."""
         self._reading = threading.Lock()
@@ -366,8 +359,8 @@ _Key = tuple[StreamName, float, float]
 class StreamAppenders:
     """Channels of one connection, by stream and time-outs. Safe to use from several threads."""
 
-    def __init__(self, settings: ConnectionSettings, catalog: Catalog, session: ZooKeeperSession) -> None:
-        self._make = partial(StreamAppender, settings, catalog, session)
+    def __init__(self, kafka: KafkaClient, client_name: str, catalog: Catalog, session: ZooKeeperSession) -> None:
+        self._make = partial(StreamAppender, kafka, client_name, catalog, session)
         self._lock = threading.Lock()
         self._open: dict[_Key, tuple[StreamAppender, int]] = {}
 

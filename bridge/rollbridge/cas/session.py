@@ -21,12 +21,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbridge.base.deadlines import Deadline, answers_within
-from rollbridge.config import ConnectionSettings
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError, UnknownWriteError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster, LeaderEpochs
 from rollbridge.metadata import paths
 from rollbridge.metadata.errors import NodeExistsError
 from rollbridge.metadata.session import ZooKeeperSession
@@ -170,21 +169,19 @@ class SessionPool:
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        kafka: KafkaClient,
         stream: StreamName,
         take: Callable[[], TransactionalIdLease],
         *,
         transaction_timeout_ms: int,
         retry_timeout_ms: int,
-        epochs: LeaderEpochs,
     ) -> None:
         """Start empty; ``take`` leases a slot, and is called again whenever the present one was lost."""
-        self._settings = settings
+        self._kafka = kafka
         self._stream = stream
         self._take = take
         self._transaction_timeout_ms = transaction_timeout_ms
         self._retry_timeout_ms = retry_timeout_ms
-        self._epochs = epochs
         self._changed = threading.Condition()
         self._lease: TransactionalIdLease | None = None
         self._idle: deque[TransactionalSession] = deque()
@@ -265,18 +262,11 @@ class SessionPool:
                     self._lease = None
 
     def _make(self, lease: TransactionalIdLease, transactional_id: str) -> TransactionalSession:
-        settings, timeout_ms = self._settings, self._retry_timeout_ms
-        appender = TransactionalAppender(
-            settings.bootstrap_servers,
+        timeout_ms = self._retry_timeout_ms
+        appender = self._kafka.appender(
             transactional_id,
             transaction_timeout_ms=self._transaction_timeout_ms,
-            security=settings.kafka,
-            client_id=settings.client_name,
             request_timeout_ms=min(_REQUEST_TIMEOUT_MS, timeout_ms),
             retry_timeout_ms=timeout_ms,
-            epochs=self._epochs,
         )
-        cluster = Cluster(
-            settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name, epochs=self._epochs
-        )
-        return TransactionalSession(lease, appender, LogReader(cluster, retry_timeout_s=timeout_ms / 1000))
+        return TransactionalSession(lease, appender, self._kafka.log(retry_timeout_s=timeout_ms / 1000))

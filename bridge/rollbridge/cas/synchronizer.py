@@ -35,7 +35,6 @@ from rollbridge.cas.shared_state import (
     mark_of_update,
 )
 from rollbridge.cas.writer import CasWriter
-from rollbridge.config import ConnectionSettings
 from rollbridge.errors import (
     CasOutcomeUnknownError,
     CasWriteError,
@@ -46,10 +45,9 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import TopicNotFoundError
-from rollbridge.kafka.fetch import LogDivergedError, LogReader
-from rollbridge.kafka.metadata import Cluster, Isolation
-from rollbridge.kafka.offsets import read_end_offset
+from rollbridge.kafka.fetch import LogDivergedError
 from rollbridge.kafka.segment_tail import FIRST_STEP, STEP_FACTOR, LineageTails, WaitedTooLongError, ask, sn_of
 from rollbridge.stream.conditions import Scope
 from rollbridge.stream.group_offsets import NO_EPOCH
@@ -61,7 +59,6 @@ from rollbridge.stream.reading import KeyLineage, Stage
 
 _STEP_MAX: Final = 1 << 15
 """Maximum number of offsets per step backwards, and so of the pointers kept meanwhile."""
-_UNKNOWN_TOPIC_TIMEOUT_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,10 +79,9 @@ class TopicKeyLog:
         ConflictError: the key's records are in a partition to which it does not belong any more.
     """
 
-    def __init__(self, cluster: Cluster, router: SegmentRouter, key: bytes, timeout_s: float) -> None:
+    def __init__(self, kafka: KafkaClient, router: SegmentRouter, key: bytes, timeout_s: float) -> None:
         """Connect; ``timeout_s`` bounds each reading from one place to another."""
-        self._cluster = cluster
-        self._reader = LogReader(cluster)
+        self._reader = kafka.log()
         self._router = router
         self._key = key
         self._timeout_s = timeout_s
@@ -96,7 +92,7 @@ class TopicKeyLog:
 
     def close(self) -> None:
         """Drop the connections."""
-        self._cluster.close()
+        self._reader.close()
 
     def end(self) -> DLSN:
         """Return the place after everything whose writer had its answer before this call."""
@@ -257,13 +253,8 @@ class TopicKeyLog:
     def _end_of(self, stage: Stage) -> int:
         if stage.end is not None:
             return stage.end
-        return read_end_offset(
-            self._cluster,
-            *self._tails.of(stage).place,
-            Isolation.READ_UNCOMMITTED,
-            retry_timeout_s=self._timeout_s,
-            unknown_topic_timeout_s=_UNKNOWN_TOPIC_TIMEOUT_S,
-        )
+        topic, partition = self._tails.of(stage).place
+        return self._reader.end(topic, partition=partition)
 
     def _deadline(self) -> Deadline:
         return Deadline(self._timeout_s)
@@ -293,7 +284,7 @@ class Synchronizer(Generic[S, U]):
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        kafka: KafkaClient,
         channels: StreamAppenders,
         router: SegmentRouter,
         key: bytes,
@@ -318,8 +309,7 @@ class Synchronizer(Generic[S, U]):
         self._writer = CasWriter(
             channels, self.stream, timeout=timeout, transaction_timeout=transaction_timeout, owner=owner
         )
-        cluster = Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-        self._log = TopicKeyLog(cluster, router, key, positive_seconds("timeout", timeout))
+        self._log = TopicKeyLog(kafka, router, key, positive_seconds("timeout", timeout))
         hold(self, "_lock", "_writer", "_log")
         try:
             self._replica = self._read(machine.bootstrap)

@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import click
 
@@ -36,11 +37,12 @@ from rollbridge.doctor.repair import (
     read_nodes,
     read_topics,
 )
-from rollbridge.errors import CorruptDataError
+from rollbridge.errors import ConflictError, CorruptDataError, LocalEnvironmentError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.journal import RepairStep, begin_log, plan
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
-from rollbridge.monitoring.runbook import Alert, alerts_of, explained, plain_runbook
+from rollbridge.monitoring.runbook import DOCS, Alert, alerts_of, board, explained, plain_runbook, rules
 from rollbridge.stream.names import GroupName, check_stream_or_topic, group_named
 
 
@@ -200,10 +202,8 @@ def list_snapshots(context: CliContext, scope: str | None) -> None:
     with connected(context) as b:
         streams = b.admin.list_streams(scope)
     settings = context.settings()
-    readers = {
-        name: SnapshotReader(settings.bootstrap_servers, settings.kafka, name)
-        for name in {item.name.scope for item in streams}
-    }
+    kafka = KafkaClient.of(settings)
+    readers = {name: SnapshotReader(kafka, name) for name in {item.name.scope for item in streams}}
     found = [item for stream in streams for item in readers[stream.name.scope].of(stream)]
     rows = [
         (
@@ -294,7 +294,7 @@ def _of(context: CliContext, stream_name: str) -> tuple[SnapshotReader, list[Buf
     with connected(context) as b:
         config = b.admin.describe(stream_name).config
     settings = context.settings()
-    reader = SnapshotReader(settings.bootstrap_servers, settings.kafka, config.name.scope)
+    reader = SnapshotReader(KafkaClient.of(settings), config.name.scope)
     return reader, list(reader.of(config))
 
 
@@ -367,3 +367,38 @@ def _text(item: BufferSnapshot) -> str:
         heading = ("SEGMENT", "ABORTED", "FROM", "TO", "OFFSET")
         lines = [*lines, "", table(heading, rows, right=heading)]
     return "\n".join(lines)
+
+
+# ``rollbridge monitoring``: alert rules, and a board
+
+
+RULES_FILE: Final = "rollbridge-rules.yaml"
+BOARD_FILE: Final = "rollbridge-board.json"
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path, file_okay=False))
+@click.option("--docs", default=DOCS, show_default=True, help="Address of the runbook to which alerts link.")
+@click.option("--overwrite", is_flag=True, help="Replace files that are there with other content.")
+@click.pass_obj
+def monitoring(context: CliContext, directory: Path, docs: str, overwrite: bool) -> None:
+    """Write alert rules for Prometheus and a board for Grafana into a directory. Needs no cluster.
+
+    Files that have been changed by hand are not replaced without --overwrite, and then nothing is written.
+    """
+    texts = {directory / RULES_FILE: rules(docs), directory / BOARD_FILE: board()}
+    try:
+        others = [path for path, text in texts.items() if path.exists() and path.read_text(encoding="utf-8") != text]
+        if others and not overwrite:
+            raise ConflictError(
+                f"{', '.join(map(str, others))}: there, with other content; nothing was written; "
+                "--overwrite replaces it"
+            )
+        directory.mkdir(parents=True, exist_ok=True)
+        for path, text in texts.items():
+            draft = path.with_name(f".{path.name}.draft")
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(path)
+    except OSError as exc:
+        raise LocalEnvironmentError(f"{directory} cannot be written to: {exc}") from exc
+    context.answer({"written": [str(path) for path in texts]}, "\n".join(f"Wrote {path}." for path in texts))

@@ -67,7 +67,7 @@ COMMANDS: Final[Mapping[str, _Entry]] = {
     "access": _Entry("rollbridge.cli.access", "Grant and revoke the use of transaction groups; print Kafka ACLs."),
     "doctor": _Entry("rollbridge.cli.doctor", "Check the cluster, and say what to do."),
     "verify": _Entry("rollbridge.cli.verify", "Prove that each committed record is where the commit log says."),
-    "monitoring": _Entry("rollbridge.cli.monitoring", "Write alert rules for Prometheus and a board for Grafana."),
+    "monitoring": _Entry("rollbridge.cli.doctor", "Write alert rules for Prometheus and a board for Grafana."),
     "repair": _Entry("rollbridge.cli.doctor", "Repair ZooKeeper after it was restored from a backup."),
 }
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rollbridge.cli.common import CliContext, ExitCode, connected, counted
 from rollbridge.doctor import verify as checks
 from rollbridge.doctor.verification import VerificationTally
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.names import check_stream_or_topic
 
 _UNCHECKED = {
@@ -44,7 +45,7 @@ def verify(context: CliContext, stream_name: str, no_progress: bool) -> int:
     began = time.monotonic()
     shown = not no_progress and not context.json and Console(stderr=True).is_terminal
     with _bar(shown) as (planned, tell):
-        found = checks.verify(settings.bootstrap_servers, settings.kafka, config, history, planned=planned, tell=tell)
+        found = checks.verify(KafkaClient.of(settings), config, history, planned=planned, tell=tell)
     seconds = time.monotonic() - began
     document = {
         "stream": str(config.name),

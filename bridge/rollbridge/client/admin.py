@@ -16,7 +16,6 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from rollbridge.base.arguments import checked
 from rollbridge.base.deadlines import Backoff, Deadline, Duration, Timeout, answers_within, as_timedelta, wall_ms
 from rollbridge.base.ids import SegmentId, TransactionId
-from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.reader import beginning, cut_before
 from rollbridge.errors import (
     ConflictError,
@@ -31,8 +30,9 @@ from rollbridge.errors import (
     TransactionNotFoundError,
     UnavailableError,
 )
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import EARLIEST, LATEST, LogOffsets, list_offsets
 from rollbridge.kafka.topics import view_topics
 from rollbridge.metadata.changes import StreamFault
@@ -124,7 +124,7 @@ class Admin:
         metadata: Metadata,
         *,
         forget: Callable[[str], None],
-        offsets: Callable[[], LogOffsets],
+        offsets: LogOffsets,
         sample: Callable[[str, float], Fit],
         client_name: str,
         timeout_s: float,
@@ -609,7 +609,7 @@ class Admin:
         name = self.name_of(stream)
         config = self._config(name)
         wanted = parse_start(name, before)
-        cut = cut_before(self._offsets(), config.places, self.history(stream), wanted)
+        cut = cut_before(self._offsets, config.places, self.history(stream), wanted)
         request = AdminRequest(
             kind=RequestKind.TRUNCATE_STREAM,
             stream=str(name),
@@ -625,7 +625,7 @@ class Admin:
 
     def beginning(self, stream: str) -> ReadPosition:
         """Return the beginning of a stream: the offset of the first record left in each of its first segments."""
-        return beginning(self._offsets(), self._config(self.name_of(stream)).places, self.history(stream))
+        return beginning(self._offsets, self._config(self.name_of(stream)).places, self.history(stream))
 
     @_within_its_time
     def delete_stream(self, stream: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
@@ -928,7 +928,7 @@ class Adoption:
     fit: Fit | None
 
 
-def sample_topic(settings: ConnectionSettings, topic: str, timeout_s: float) -> Fit:
+def sample_topic(kafka: KafkaClient, topic: str, timeout_s: float) -> Fit:
     """Read the newest committed records of a topic, and compare where their keys are with each partitioner.
 
     Raises:
@@ -936,7 +936,7 @@ def sample_topic(settings: ConnectionSettings, topic: str, timeout_s: float) -> 
         NotAuthorizedError, KafkaUnavailableError.
     """
     deadline = Deadline(timeout_s)
-    with Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name) as cluster:
+    with kafka.borrow(deadline) as cluster:
         patience, backoff = Deadline(min(timeout_s, NEWS_S)), Backoff()
         while (known := view_topics(cluster, [topic], deadline.left()).get(topic)) is None:
             if patience.passed():

@@ -38,7 +38,7 @@ from rollbridge.client.admin import Admin, sample_topic
 from rollbridge.client.client import BaseClient, Client, FenceMonitor
 from rollbridge.client.cooperative import SharedClient
 from rollbridge.client.futures import FrameLimits
-from rollbridge.client.identity import GroupCounters, find_cluster_id, own_name
+from rollbridge.client.identity import GroupCounters, own_name
 from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.client.recovery import ClientContext
 from rollbridge.client.sender import FrameSender
@@ -60,7 +60,7 @@ from rollbridge.errors import (
     UnavailableError,
     UnknownWriteError,
 )
-from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.records import TransactionRecord
 from rollbridge.metadata.session import SessionState, ZooKeeperSession
@@ -143,6 +143,7 @@ class _Parts:
     """Threads and connections of a :class:`Bridge`."""
 
     session: ZooKeeperSession
+    kafka: KafkaClient
     outcomes: OutcomeTail
     sender: FrameSender
     housekeeper: Housekeeper
@@ -152,6 +153,7 @@ class _Parts:
         """Send what is queued, and disconnect."""
         with ExitStack() as stack:  # callbacks run in reverse order, each even if others raise
             stack.callback(self.session.close)
+            stack.callback(self.kafka.close)
             stack.callback(self.outcomes.close)
             stack.callback(self._close_sender)
             stack.callback(self.housekeeper.close)
@@ -205,6 +207,7 @@ class Bridge(BaseClient):
         self.settings: Final = settings
         self.options: Final = options or ClientOptions()
         self._closed = False
+        self._kafka = KafkaClient.of(settings)
         deadline = Deadline(self.options.connect_timeout_s)
         self._session = ZooKeeperSession(
             settings.zookeeper,
@@ -217,35 +220,24 @@ class Bridge(BaseClient):
         try:
             metadata = Metadata(self._session)
             with answers_within(deadline.left()):
-                metadata.check_cluster(find_cluster_id(settings, deadline.left()))
+                metadata.check_cluster(self._kafka.cluster_id(deadline.left()))
                 self._open(metadata)
         except BaseException:
             self._session.close()
+            self._kafka.close()
             raise
 
     def _open(self, metadata: Metadata) -> None:
         settings, options = self.settings, self.options
         self._metadata = metadata
-        self._topics = TopicGuard(
-            metadata, settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name
-        )
+        kafka = self._kafka
+        self._topics = TopicGuard(metadata, kafka.topics)
         self._housekeeper = Housekeeper(min(_HOUSEKEEPING_S, options.linger_s / 2))
         self._catalog = Catalog(metadata, self._housekeeper.poke)
         self._counters = GroupCounters(metadata.reserve_counters, self._housekeeper.poke)
         self._session.on_state(_dropping(self._counters))
-        self._outcomes = OutcomeTail(
-            settings.bootstrap_servers,
-            security=settings.kafka,
-            client_id=settings.client_name,
-            changed=self._housekeeper.poke,
-        )
-        self._sender = FrameSender(
-            settings.bootstrap_servers,
-            security=settings.kafka,
-            client_id=settings.client_name,
-            buffer_bytes=options.buffer_bytes,
-            block_s=options.backpressure_timeout_s,
-        )
+        self._outcomes = OutcomeTail(kafka, changed=self._housekeeper.poke)
+        self._sender = FrameSender(kafka, buffer_bytes=options.buffer_bytes, block_s=options.backpressure_timeout_s)
         limits = FrameLimits(
             frame_bytes=options.frame_bytes,
             transaction_bytes=options.transaction_bytes_max,
@@ -266,7 +258,7 @@ class Bridge(BaseClient):
             check_savepoints=self._check_savepoints,
             claim_part=self._claim_part,
         )
-        self._cas_channels = StreamAppenders(settings, self._catalog, self._session)
+        self._cas_channels = StreamAppenders(kafka, settings.client_name, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
         self._readers: WeakSet[Reader | TransactionReader] = WeakSet()
         name = settings.client_name
@@ -283,10 +275,8 @@ class Bridge(BaseClient):
         self.admin = Admin(
             metadata,
             forget=self._catalog.forget,
-            offsets=lambda: LogOffsets(
-                settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name
-            ),
-            sample=partial(sample_topic, settings),
+            offsets=kafka.offsets,
+            sample=partial(sample_topic, kafka),
             client_name=settings.client_name,
             timeout_s=options.admin_timeout_s,
             check_open=self._check_open,
@@ -310,7 +300,7 @@ class Bridge(BaseClient):
                 ),
             )
         )
-        parts = _Parts(self._session, self._outcomes, self._sender, self._housekeeper, self._engines)
+        parts = _Parts(self._session, kafka, self._outcomes, self._sender, self._housekeeper, self._engines)
         self._dropped = finalize(self, parts.dropped, os.getpid())
         self._dropped.atexit = False
         self._parts = parts
@@ -482,7 +472,7 @@ class Bridge(BaseClient):
         preview: PreviewTail | None = None
         if isolation == "read_uncommitted":
             config = self._catalog.view(stream).config
-            preview = PreviewTail(self.settings, config)
+            preview = PreviewTail(self._kafka, config)
         looked = False
 
         def load(changed: Callable[[], None] | None) -> EpochHistory:
@@ -494,7 +484,7 @@ class Bridge(BaseClient):
 
         try:
             reader = Reader(
-                self.settings,
+                self._kafka,
                 self._places_of(name),
                 load,
                 start=start,
@@ -541,7 +531,7 @@ class Bridge(BaseClient):
         if name not in self._metadata.groups():
             raise NotFoundError(f"there is no transaction group {name}: no stream was ever created in it")
         reader = TransactionReader(
-            self.settings,
+            self._kafka,
             name,
             Origin(self._history_of),
             self._places_of,
@@ -621,7 +611,7 @@ class Bridge(BaseClient):
         """
         self._check_open()
         synchronizer = Synchronizer(
-            self.settings,
+            self._kafka,
             self._cas_channels,
             SegmentRouter(self._catalog, self._session, StreamName.parse(self._catalog.name_of(stream))),
             key,
@@ -666,13 +656,7 @@ class Bridge(BaseClient):
         with self._engines_lock:
             engine = self._engines.get(wanted)
             if engine is None:
-                engine = self._engines[wanted] = PlainSender(
-                    self.settings.bootstrap_servers,
-                    security=self.settings.kafka,
-                    client_id=self.client_name,
-                    options=wanted,
-                    catalog=self._catalog,
-                )
+                engine = self._engines[wanted] = PlainSender(self._kafka, wanted, self._catalog)
         monotonic_ids = renamed("rising_ids", "monotonic_ids", rising_ids, monotonic_ids)
         return StreamWriter(engine, engine.channel(stream), monotonic_ids=monotonic_ids, owner=self)
 

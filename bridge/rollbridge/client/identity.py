@@ -12,13 +12,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from functools import partial
 from typing import Final
 
-from rollbridge.config import ConnectionSettings
-from rollbridge.errors import KafkaUnavailableError, RollbridgeError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.errors import RollbridgeError
 from rollbridge.stream.names import GroupName
 
 
@@ -26,30 +23,6 @@ def own_name() -> str:
     """Return a client name for a process that has none: the host and the process id."""
     host = "".join(letter if letter.isalnum() or letter in "._-" else "-" for letter in socket.gethostname())
     return f"{host[:100] or 'client'}-{os.getpid()}"
-
-
-def find_cluster_id(settings: ConnectionSettings, timeout_s: float) -> str:
-    """Return Kafka's id of the cluster.
-
-    Raises:
-        KafkaUnavailableError: no broker answered in time, which is a second at least.
-        UnsupportedBrokerError: the cluster has no transactions v2.
-    """
-    try:
-        with closing(
-            TopicAdmin(
-                settings.bootstrap_servers,
-                security=settings.kafka,
-                client_id=settings.client_name,
-                timeout_s=max(timeout_s, 1.0),
-            )
-        ) as admin:
-            return admin.cluster_id()
-    except KafkaUnavailableError as fault:
-        raise KafkaUnavailableError(
-            f"no Kafka broker answered at {settings.bootstrap_servers} within {timeout_s:.3g} s: is it running, and is "
-            "the address right?"
-        ) from fault
 
 
 logger = logging.getLogger(__name__)

@@ -44,10 +44,9 @@ from rollbridge.errors import (
     UnavailableError,
     UnknownWriteError,
 )
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch_plan import Fetched, FetchError
-from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.metadata.errors import ZooKeeperDeniedError
 from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind, Story
 from rollbridge.metadata.requests import refusal as admin_refusal
@@ -71,25 +70,16 @@ class OutcomeTail:
 
     def __init__(
         self,
-        bootstrap_servers: str,
+        kafka: KafkaClient,
         *,
-        security: Mapping[str, str] | None = None,
-        client_id: str = "rollbridge",
         changed: Callable[[], None] = lambda: None,
     ) -> None:
         """Follow nothing yet; ``changed`` is called when something was missed."""
         self.waiting: dict[bytes, Completion] = {}
         self.missed: dict[GroupName, dict[bytes, Completion]] = {}
         self._changed = changed
-        self._follower = Follower(
-            bootstrap_servers,
-            Isolation.READ_COMMITTED,
-            name="rollbridge-outcomes-errand",
-            security=security,
-            client_id=client_id,
-            check_epochs=True,
-        )
-        self._offsets = LogOffsets(bootstrap_servers, security=security, client_id=client_id)
+        self._follower = kafka.follow(Isolation.READ_COMMITTED, name="rollbridge-outcomes-errand", check_epochs=True)
+        self._offsets = kafka.offsets
         self._followed: set[GroupName] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -133,7 +123,6 @@ class OutcomeTail:
             self._follower.close()
         else:
             self._thread.join(_END_S)  # waits for no broker, unless one has stopped within an answer
-        self._offsets.close()
         for completion in list(self.waiting.values()):
             completion.give_up("this client was closed; ask with another one")
         self.waiting.clear()

@@ -35,8 +35,8 @@ from rollbridge.base.logs import limited, log_defect
 from rollbridge.errors import BackpressureError, InvalidRequestError, NotAuthorizedError, RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import single_record
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, refusal
-from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.queues import PartitionQueue, QueuedBatch
 from rollbridge.kafka.sender import Sender, SenderLimits
 from rollbridge.stream.names import Partition
@@ -134,28 +134,19 @@ class FrameSender(Sender[FrameBatch]):
 
     def __init__(
         self,
-        bootstrap_servers: str,
+        kafka: KafkaClient,
         *,
-        security: Mapping[str, str] | None = None,
-        client_id: str = "rollbridge",
         buffer_bytes: int = BUFFER_BYTES_DEFAULT,
         block_s: float = 60.0,
     ) -> None:
         """Start the thread; brokers are reached when there is something to send.
 
         Args:
-            client_id: Names this client in the brokers' logs and quotas.
             buffer_bytes: Maximum bytes that wait to be sent.
             block_s: Seconds that :meth:`send` waits while the buffer is full.
         """
         super().__init__(
-            partial(
-                Cluster,
-                bootstrap_servers,
-                security=security,
-                client_id=client_id,
-                request_timeout_s=_REQUEST_TIMEOUT_S,
-            ),
+            partial(kafka.cluster, request_timeout_s=_REQUEST_TIMEOUT_S),
             SenderLimits(
                 buffer_bytes=buffer_bytes,
                 block_s=block_s,

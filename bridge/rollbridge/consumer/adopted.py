@@ -7,9 +7,7 @@ coordinator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
-from functools import partial
+from collections.abc import Callable
 from typing import Final
 
 from rollbridge.errors import ConflictError, RollbridgeError, StreamRecreatedError, TruncatedError
@@ -29,11 +27,9 @@ BREAKING: Final = (ConflictError, TruncatedError)
 class TopicGuard:
     """Check of adopted topics by the readers of one connection. Thread-safe."""
 
-    def __init__(
-        self, metadata: Metadata, bootstrap_servers: str, *, security: Mapping[str, str] | None, client_id: str
-    ) -> None:
+    def __init__(self, metadata: Metadata, topics: TopicAdmin) -> None:
         self._metadata = metadata
-        self._connect = partial(TopicAdmin, bootstrap_servers, security=security, client_id=client_id)
+        self._topics = topics
 
     def check(self, stream: StreamName, history: EpochHistory, changed: Watch | None, *, look: bool) -> None:
         """Raise if the topic that a stream has adopted is not what was adopted.
@@ -79,8 +75,7 @@ class TopicGuard:
 
     def _is_another(self, config: StreamConfig) -> bool:
         """Return whether brokers know another topic of the name; a missing one may be unknown to some of them only."""
-        with closing(self._connect()) as topics:
-            found = topics.look([config.topic]).get(config.topic)
+        found = self._topics.look([config.topic]).get(config.topic)
         return found is not None and str(found.topic_id) != config.topic_id
 
 

@@ -71,11 +71,10 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.clients import CONSUMER_KEYS, TICK_S, Config, consumer_config, open_consumer
 from rollbridge.kafka.errors import AuthenticationError, NotAuthorizedError, translate
-from rollbridge.kafka.groups import GroupOffsetStore
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.config import StreamConfig, StreamState
@@ -250,8 +249,9 @@ class Consumer:
         security = {
             key: value for key, value in checked.kafka.items() if key.startswith(("security.", "ssl.", "sasl."))
         }
-        address, name = connection.bootstrap_servers, connection.client_name
-        self._offsets = LogOffsets(address, security=security, client_id=name)
+        name = connection.client_name
+        kafka = self._kafka = KafkaClient(connection.bootstrap_servers, security=security, client_id=name)
+        self._offsets = kafka.offsets
         self._session = ZooKeeperSession(
             connection.zookeeper,
             root=connection.zookeeper_root,
@@ -264,9 +264,9 @@ class Consumer:
             self._consumer.close()
             raise
         self._metadata = Metadata(self._session)
-        self._guard = TopicGuard(self._metadata, address, security=security, client_id=name)
-        group = GroupOffsetStore(address, checked.group_id, security=security, client_id=name)
-        self._fetcher = BatchFetcher(address, security, name)
+        self._guard = TopicGuard(self._metadata, kafka.topics)
+        group = kafka.group(checked.group_id)
+        self._fetcher = BatchFetcher(kafka.log)
         self._writers = Writers(self._fetcher)
         self._members = Membership(
             self._consumer,
@@ -820,6 +820,7 @@ class Consumer:
             finally:
                 self._session.close()
                 self._fetcher.close()
+                self._kafka.close()
 
     def _give_up(self, deadline: Deadline) -> None:
         """Give up all segments on the calling thread, so that ``on_revoke`` runs here and may commit a last time.

@@ -29,7 +29,6 @@ from rollbridge.buffer.snapshot_topic import BufferSnapshots
 from rollbridge.buffer.state import BufferedTransaction, FrameRef
 from rollbridge.commitlog.control import ControlKind, peek_kind
 from rollbridge.commitlog.outcomes import EndedIds
-from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Preview
 from rollbridge.errors import (
     CorruptDataError,
@@ -40,6 +39,7 @@ from rollbridge.errors import (
     TruncatedError,
 )
 from rollbridge.kafka.batches import LogRecord, read_records, validate_frame
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.committed import attributed
 from rollbridge.kafka.fetch import LogDivergedError
 from rollbridge.kafka.fetch_plan import Fetched, FetchError
@@ -62,7 +62,7 @@ _CLOCKS_DIFFER_MS: Final = 10 * 60 * 1000
 class PreviewTail:
     """Follower of a stream's buffer. Not thread-safe."""
 
-    def __init__(self, settings: ConnectionSettings, stream: StreamConfig) -> None:
+    def __init__(self, kafka: KafkaClient, stream: StreamConfig) -> None:
         """Read which transactions have ended; see the module.
 
         Raises:
@@ -74,29 +74,28 @@ class PreviewTail:
         self._places = stream.places
         self._log = stream.group.commit_log_topic
         partitions = [(stream.buffer_topic, number) for number in range(stream.buffer_partitions)]
-        address, security, client = settings.bootstrap_servers, settings.kafka, settings.client_name
         self._arrived: deque[Fetched] = deque()
         self._open: Fetched | None = None
         self._records: Iterator[LogRecord] = iter(())
-        self._settings = settings
+        self._kafka = kafka
         self._listed: EndedIds | None = None
         self._follower = self._follow()
         hold(self, "_follower")
         try:
-            with closing(LogOffsets(address, security=security, client_id=client)) as offsets:
-                self._snapshots = BufferSnapshots(address, security, stream, self._follower, offsets)
-                # The log's end is taken before those of the buffer: outcomes from there on are followed.
-                log_end = offsets.end([self._log], Isolation.READ_COMMITTED)[self._log]
-                self._unread = offsets.end(partitions, Isolation.READ_COMMITTED)
-                starts = offsets.first(partitions)
-                found = self._snapshots.places(starts, self._unread, log_end)
-                try:
-                    self._learn(offsets, found, log_end)
-                # Without the right to read them, or with a damaged one, the buffer itself is read.
-                except (CorruptDataError, NotFoundError, NotAuthorizedError) as fault:
-                    logger.warning("preview.snapshot_unusable stream=%s: %s", self._stream, fault)
-                    bare = {item: replace(place, snapshot=None, ongoing=None) for item, place in found.items()}
-                    self._learn(offsets, bare, log_end)
+            offsets = kafka.offsets
+            self._snapshots = BufferSnapshots(kafka, stream, self._follower)
+            # The log's end is taken before those of the buffer: outcomes from there on are followed.
+            log_end = offsets.end([self._log], Isolation.READ_COMMITTED)[self._log]
+            self._unread = offsets.end(partitions, Isolation.READ_COMMITTED)
+            starts = offsets.first(partitions)
+            found = self._snapshots.places(starts, self._unread, log_end)
+            try:
+                self._learn(offsets, found, log_end)
+            # Without the right to read them, or with a damaged one, the buffer itself is read.
+            except (CorruptDataError, NotFoundError, NotAuthorizedError) as fault:
+                logger.warning("preview.snapshot_unusable stream=%s: %s", self._stream, fault)
+                bare = {item: replace(place, snapshot=None, ongoing=None) for item, place in found.items()}
+                self._learn(offsets, bare, log_end)
         except BaseException:
             self._follower.close()
             raise
@@ -331,14 +330,7 @@ class PreviewTail:
         yield from read_up_to(follower, unread, patience_s(_SILENT_S), self._go_on)
 
     def _follow(self) -> Follower:
-        settings = self._settings
-        return Follower(
-            settings.bootstrap_servers,
-            Isolation.READ_COMMITTED,
-            name="rollbridge-preview",
-            security=settings.kafka,
-            client_id=settings.client_name,
-        )
+        return self._kafka.follow(Isolation.READ_COMMITTED, name="rollbridge-preview")
 
     def _go_on(self, trouble: FetchError) -> int:
         """Return the offset at which to continue; raise unless the follower recovers from a fault by itself."""

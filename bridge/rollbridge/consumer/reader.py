@@ -33,7 +33,6 @@ from rollbridge.base.deadlines import BackgroundCall, Deadline, answers_within
 from rollbridge.base.forks import hold
 from rollbridge.base.ids import SegmentId
 from rollbridge.base.logs import limited
-from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.adopted import BREAKING
 from rollbridge.consumer.fetched_ranges import Batch, FetchedRange
 from rollbridge.consumer.preview import PreviewTail
@@ -47,10 +46,10 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.clients import TICK_S
 from rollbridge.kafka.fetch import LogDivergedError
 from rollbridge.kafka.fetch_plan import Fetched, FetchError
-from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.stream.epochs import EpochHistory
@@ -216,7 +215,7 @@ class Reader:
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        kafka: KafkaClient,
         places: SegmentPlaces,
         load: LoadHistory,
         *,
@@ -229,7 +228,7 @@ class Reader:
         """Look up where to begin and, unless ``follow``, where to stop; see :meth:`rollbridge.Bridge.reader`.
 
         Args:
-            settings: How to reach Kafka.
+            kafka: Kafka's client; the caller closes it.
             places: Stream to read, and where its segments lie.
             load: Loader of its epochs.
             start: Start position, see :mod:`rollbridge.stream.positions`.
@@ -257,7 +256,7 @@ class Reader:
         history = load(self._changed.set if follow else None)
         self._history = history
         self._origin = Origin(lambda _: self._history, index=PlaceIndex([places]))
-        offsets = LogOffsets(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
+        offsets = kafka.offsets
         try:
             begin = locate(offsets, places, history, wanted)
         except NotFoundError:
@@ -279,14 +278,7 @@ class Reader:
         self._previews: Iterator[Preview] = iter(())
         self._records: Iterator[Record] = iter(())
         self._is_new = True
-        self._follower = Follower(
-            settings.bootstrap_servers,
-            Isolation.READ_COMMITTED,
-            name="rollbridge-reader",
-            security=settings.kafka,
-            client_id=settings.client_name,
-            check_epochs=True,
-        )
+        self._follower = kafka.follow(Isolation.READ_COMMITTED, name="rollbridge-reader", check_epochs=True)
         hold(self, "_follower", "_preview")
 
     def __enter__(self) -> Self:

@@ -14,7 +14,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -30,7 +29,7 @@ from rollbridge.kafka.batches import BatchHeader, LogRecord, complete_batches, p
 from rollbridge.kafka.clients import UNREADABLE, get_headers
 from rollbridge.kafka.committed import is_plain, iterate_any_records
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.metadata import Isolation
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.names import Partition, PlaceIndex, SegmentPlaces, StreamName, show_partition
 
@@ -275,10 +274,8 @@ def why_unknown(place: Partition, offset: int) -> str:
 class BatchFetcher:
     """Fetch of the batches at an offset, on a connection of its own that is kept."""
 
-    def __init__(
-        self, bootstrap_servers: str, security: Mapping[str, str] | None = None, client_id: str = "rollbridge"
-    ) -> None:
-        self._connect = partial(Cluster, bootstrap_servers, security=security, client_id=client_id)
+    def __init__(self, connect: Callable[[], LogReader]) -> None:
+        self._connect = connect
         self._reader: LogReader | None = None
 
     def __call__(self, place: Partition, offset: int) -> FetchedHeads:
@@ -289,7 +286,7 @@ class BatchFetcher:
         """
         topic, number = place
         if self._reader is None or is_gone(self._reader):
-            self._reader = LogReader(self._connect())
+            self._reader = self._connect()
             hold(self, "_reader")
         raw = self._reader.fetch_raw(
             topic, offset, partition=number, isolation=Isolation.READ_UNCOMMITTED, max_bytes=_FETCH_BYTES

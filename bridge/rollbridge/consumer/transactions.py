@@ -15,7 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import islice
@@ -29,7 +28,6 @@ from rollbridge.base.forks import hold
 from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.base.logs import limited
 from rollbridge.commitlog.control import ControlKind, ControlRecord, Run, decode_control
-from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.records import Origin, PlacesOf, Record, message_of, record_of
 from rollbridge.errors import (
     CorruptDataError,
@@ -40,11 +38,11 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka.batches import BatchHeader, LogRecord, check_crc
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.committed import BatchStanding, attributed, iterate_any_records, judged_batches
 from rollbridge.kafka.fetch import LogDivergedError, LogReader
 from rollbridge.kafka.fetch_plan import Fetched, FetchError
-from rollbridge.kafka.follower import Follower
-from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.stream.names import GroupName, Partition, SegmentPlaces, StreamName, show_partition
 from rollbridge.stream.positions import Latest, LogPosition, Since, parse_log_start
@@ -142,7 +140,7 @@ class TransactionReader:
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        kafka: KafkaClient,
         group: GroupName,
         origin: Origin,
         places_of: PlacesOf,
@@ -163,24 +161,13 @@ class TransactionReader:
         self._follow = follow
         self._stalled_s = stalled_s
         topic = group.commit_log_topic
-        servers, security, client_id = settings.bootstrap_servers, settings.kafka, settings.client_name
-        with closing(LogOffsets(servers, security=security, client_id=client_id)) as offsets:
-            begin = log_offset(offsets, group, start)
-            self._goal = None if follow else offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
+        begin = log_offset(kafka.offsets, group, start)
+        self._goal = None if follow else kafka.offsets.end([topic], Isolation.READ_UNCOMMITTED)[topic]
         self._next = begin
         self._arrived: deque[Fetched] = deque()
         self._records: deque[LogRecord | int] = deque()  # and behind those of a stretch, where it ends
-        self._segments = Segments(
-            Cluster(servers, security=security, client_id=client_id), origin, places_of, check_topic, stalled_s
-        )
-        self._follower = Follower(
-            servers,
-            Isolation.READ_COMMITTED,
-            name="rollbridge-transactions",
-            security=security,
-            client_id=client_id,
-            check_epochs=True,
-        )
+        self._segments = Segments(kafka.log(retry_timeout_s=stalled_s), origin, places_of, check_topic, stalled_s)
+        self._follower = kafka.follow(Isolation.READ_COMMITTED, name="rollbridge-transactions", check_epochs=True)
         self._follower.follow((topic, 0), begin)
         hold(self, "_follower", "_segments")
 
@@ -273,7 +260,7 @@ class Segments:
     """Reader of runs of records in many segments, each from front to back, holding few records of each."""
 
     def __init__(
-        self, cluster: Cluster, origin: Origin, places_of: PlacesOf, check_topic: CheckTopic, stalled_s: float
+        self, log: LogReader, origin: Origin, places_of: PlacesOf, check_topic: CheckTopic, stalled_s: float
     ) -> None:
         self.origin = origin
         self._places_of = places_of
@@ -281,7 +268,7 @@ class Segments:
         self._changed: dict[str, threading.Event] = {}
         """By adopted topic; set by ZooKeeper's watch when the topic has to be checked again."""
         self._known: dict[str, tuple[SegmentPlaces, int]] = {}
-        self._log = LogReader(cluster, retry_timeout_s=stalled_s)
+        self._log = log
         self._stalled_s = stalled_s
         self._cursors: dict[Partition, _Cursor] = {}
         hold(self, "_log")

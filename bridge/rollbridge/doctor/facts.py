@@ -24,6 +24,7 @@ from rollbridge.commitlog.outcomes import decode_terminated
 from rollbridge.config import ConnectionSettings
 from rollbridge.doctor.gateway_facts import GatewayFacts, IdFacts, gather_gateways
 from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, RollbridgeError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import KafkaUnavailableError, NotAuthorizedError, refusal
 from rollbridge.kafka.foreign import partitions_under_way
 from rollbridge.kafka.metadata import Broker, Cluster
@@ -306,16 +307,17 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         KafkaUnavailableError, ZooKeeperUnavailableError: No server answers.
         NotAuthorizedError: The principal may not look at the cluster.
     """
-    topics = TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
     with (
+        KafkaClient.of(settings, client_id=DOCTORS_ID) as kafka,
         ZooKeeperSession(
             settings.zookeeper,
             root=settings.zookeeper_root,
             name=settings.client_name,
             security=settings.zookeeper_security,
         ) as session,
-        Cluster(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name) as cluster,
+        kafka.cluster() as cluster,
     ):
+        topics = kafka.topics
         view = view_cluster(cluster, _ANSWER_S)
         metadata = Metadata(session)
         recorded = metadata.cluster()
@@ -330,7 +332,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         known = found.keys() | theirs.keys()
         away = {item.name for item in found.values() if not item.is_led}
         brokers, unreached = _brokers(cluster, view.brokers)
-        groups = [_group(settings, metadata, name, found) for name in metadata.groups()]
+        groups = [_group(kafka, metadata, name, found) for name in metadata.groups()]
         gateways, ids = gather_gateways(session, settings.kafka, _at_gateways(groups))
         return ClusterFacts(
             kafka_cluster_id=view.cluster_id,
@@ -347,7 +349,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             adopted=theirs,
             claims=_claims(session),
             named=existing & {stream.config.name.virtual_topic for stream in streams},
-            snapshots=list(_snapshots(settings, streams, existing - away)),
+            snapshots=list(_snapshots(kafka, streams, existing - away)),
             open_natives=_all_natives(cluster, [*found.values(), *theirs.values()], unreached),
             operations=view.operations,
             hidden=_hidden(cluster, _expected(metadata, streams) - set(existing))
@@ -501,7 +503,7 @@ def _topics(topics: TopicAdmin, names: Sequence[str]) -> dict[str, TopicFacts]:
 
 
 def _snapshots(
-    settings: ConnectionSettings, streams: Sequence[StreamFacts], existing: Collection[str]
+    kafka: KafkaClient, streams: Sequence[StreamFacts], existing: Collection[str]
 ) -> Iterator[SnapshotFacts]:
     """Yield the snapshots of all existing buffers, as far as they may be read; that of others is not is reported."""
     by_scope: dict[str, list[StreamConfig]] = {}
@@ -511,18 +513,18 @@ def _snapshots(
             by_scope.setdefault(config.name.scope, []).append(config)
     for scope, configs in by_scope.items():
         try:
-            reader = SnapshotReader(settings.bootstrap_servers, settings.kafka, scope, client_id=DOCTORS_ID)
+            reader = SnapshotReader(kafka, scope)
             found = list(reader.of_all(configs))
             yield from map(SnapshotFacts, found, reader.ended_since(found))
         except (NotAuthorizedError, NotFoundError, KafkaUnavailableError) as fault:
             logger.warning("doctor.snapshots_unread scope=%s: %s", scope, fault)
 
 
-def _outcome_faults(settings: ConnectionSettings, topic: str) -> list[str]:
+def _outcome_faults(kafka: KafkaClient, topic: str) -> list[str]:
     """Return the faults of records of terminated transactions."""
     faults: list[str] = []
     try:
-        records = read_latest(settings.bootstrap_servers, settings.kafka, topic, client_id=DOCTORS_ID)
+        records = read_latest(kafka, topic)
     except NotAuthorizedError as fault:
         logger.warning("doctor.outcomes_unread topic=%s: %s", topic, fault)
         return faults
@@ -563,7 +565,7 @@ def _late_notes(node: Znode | RollbridgeError | None) -> LateNotes:
         return LateNotes()
 
 
-def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, topics: Collection[str]) -> GroupFacts:
+def _group(kafka: KafkaClient, metadata: Metadata, name: GroupName, topics: Collection[str]) -> GroupFacts:
     fault = ""
     try:
         record = metadata.group(name)
@@ -593,7 +595,7 @@ def _group(settings: ConnectionSettings, metadata: Metadata, name: GroupName, to
         min((work.created_ms for work in works if isinstance(work, EpochTransition)), default=None),
         metadata.transactions(name),
         None if leader is None else metadata.coordinator(leader),
-        _outcome_faults(settings, name.terminated_topic) if name.terminated_topic in topics else (),
+        _outcome_faults(kafka, name.terminated_topic) if name.terminated_topic in topics else (),
         None if lead is None or lead.is_serving else lead.since_ms,
         0 if not (raised and raised.value) else _clock_ms(raised),
         None if outdated is None else outdated.value.decode("utf-8", "replace"),

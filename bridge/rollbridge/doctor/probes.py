@@ -16,7 +16,7 @@ from kazoo.handlers.threading import KazooTimeoutError
 from rollbridge.base.deadlines import Deadline
 from rollbridge.base.security import ZooKeeperSecurity
 from rollbridge.errors import RollbridgeError
-from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import view_cluster
 
 _TIMEOUT_SECONDS: Final = 2.0
@@ -52,7 +52,7 @@ def kafka_cluster_id(
     deadline = Deadline(timeout_seconds)
     with (
         contextlib.suppress(RollbridgeError),
-        Cluster(bootstrap_servers, security=security) as cluster,
+        KafkaClient(bootstrap_servers, security=security).cluster() as cluster,
         cluster.within(deadline),
     ):
         return view_cluster(cluster, 0).cluster_id

@@ -13,8 +13,8 @@ from rollbridge.buffer.snapshot_topic import read_all, read_latest
 from rollbridge.commitlog.control import ControlKind, peek_kind
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import CorruptDataError, InvalidRequestError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata import paths
 from rollbridge.metadata.journal import GroupEvidence, Journal, RepairStep, is_deleted, split, streams_of
 from rollbridge.metadata.session import Znode, ZooKeeperSession
@@ -88,8 +88,9 @@ def read_topics(settings: ConnectionSettings) -> dict[str, str]:
     Raises:
         KafkaUnavailableError, NotAuthorizedError
     """
-    admin = _admin(settings)
-    return {name: str(identity) for name, identity in admin.topic_ids(admin.list_topics()).items()}
+    with KafkaClient.of(settings) as kafka:
+        admin = kafka.topics
+        return {name: str(identity) for name, identity in admin.topic_ids(admin.list_topics()).items()}
 
 
 def gather_evidence(
@@ -106,7 +107,8 @@ def gather_evidence(
         KafkaUnavailableError, NotAuthorizedError
         CorruptDataError: A group has no journal.
     """
-    return [_evidence(settings, name, topics) for name in names]
+    with KafkaClient.of(settings) as kafka:
+        return [_evidence(kafka, name, topics) for name in names]
 
 
 def read_journal(settings: ConnectionSettings, name: GroupName) -> Journal:
@@ -115,7 +117,12 @@ def read_journal(settings: ConnectionSettings, name: GroupName) -> Journal:
     Raises:
         KafkaUnavailableError, NotAuthorizedError
     """
-    latest = read_latest(settings.bootstrap_servers, settings.kafka, name.terminated_topic)
+    with KafkaClient.of(settings) as kafka:
+        return _journal(kafka, name)
+
+
+def _journal(kafka: KafkaClient, name: GroupName) -> Journal:
+    latest = read_latest(kafka, name.terminated_topic)
     return split({key: item.value for key, item in latest.items()})[1]
 
 
@@ -123,29 +130,25 @@ def carry_out(
     settings: ConnectionSettings, session: ZooKeeperSession, steps: Sequence[RepairStep], tell: Callable[[str], None]
 ) -> None:
     """Carry out the planned steps, one after the other."""
-    admin = _admin(settings)
-    for step in steps:
-        tell(step.what)
-        admin.delete_topics({topic: uuid.UUID(identity) for topic, identity in step.topics.items()})
-        for batch in step.batches:
-            session.multi(batch)
+    with KafkaClient.of(settings) as kafka:
+        for step in steps:
+            tell(step.what)
+            kafka.topics.delete_topics({topic: uuid.UUID(identity) for topic, identity in step.topics.items()})
+            for batch in step.batches:
+                session.multi(batch)
 
 
-def _admin(settings: ConnectionSettings) -> TopicAdmin:
-    return TopicAdmin(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
-
-
-def _evidence(settings: ConnectionSettings, name: GroupName, topics: Mapping[str, str]) -> GroupEvidence:
+def _evidence(kafka: KafkaClient, name: GroupName, topics: Mapping[str, str]) -> GroupEvidence:
     if name.terminated_topic not in topics:
         raise CorruptDataError(
             f"group {name} has no journal: topic {name.terminated_topic} does not exist; nothing was changed; restore "
             "ZooKeeper from a later backup"
         )
-    journal, counter = read_journal(settings, name), -1
+    journal, counter = _journal(kafka, name), -1
     # Buffers first: a transaction that has an outcome by now had it when the log is read.
-    highest, sessions, ongoing = _read_buffers(settings, journal, topics)
+    highest, sessions, ongoing = _read_buffers(kafka, journal, topics)
     if name.commit_log_topic in topics:
-        for message in read_all(settings.bootstrap_servers, settings.kafka, name.commit_log_topic):
+        for message in read_all(kafka, name.commit_log_topic):
             key = message.key or b""
             if len(key) != 16:
                 continue
@@ -164,24 +167,19 @@ def _evidence(settings: ConnectionSettings, name: GroupName, topics: Mapping[str
         sessions=sessions,
         topics=topics,
     )
-    return replace(evidence, unwritten=_unwritten(settings, [topic for topic, _, _ in evidence.undescribed()]))
+    return replace(evidence, unwritten=_unwritten(kafka, [topic for topic, _, _ in evidence.undescribed()]))
 
 
-def _unwritten(settings: ConnectionSettings, topics: Sequence[str]) -> list[str]:
+def _unwritten(kafka: KafkaClient, topics: Sequence[str]) -> list[str]:
     """Return the topics that hold no record and no open native transaction; aborted records are none."""
-    admin = _admin(settings)
+    admin = kafka.topics
     ends = admin.end_offsets(topics)
     stable = admin.end_offsets(topics, Isolation.READ_COMMITTED)
-    return [
-        topic
-        for topic in topics
-        if ends[topic] == stable[topic]
-        and next(read_all(settings.bootstrap_servers, settings.kafka, topic), None) is None
-    ]
+    return [topic for topic in topics if ends[topic] == stable[topic] and next(read_all(kafka, topic), None) is None]
 
 
 def _read_buffers(
-    settings: ConnectionSettings, journal: Journal, topics: Mapping[str, str]
+    kafka: KafkaClient, journal: Journal, topics: Mapping[str, str]
 ) -> tuple[int, dict[str, int], set[TransactionId]]:
     """Return the highest counter in the buffers, the newest session of each client, and which transactions began there.
 
@@ -192,7 +190,7 @@ def _read_buffers(
         if is_deleted(raw) or (config := StreamConfig.from_json(raw)).buffer_topic not in topics:
             continue
         for partition in range(config.buffer_partitions):
-            for message in read_all(settings.bootstrap_servers, settings.kafka, config.buffer_topic, partition):
+            for message in read_all(kafka, config.buffer_topic, partition):
                 header, value = unpack_header(message.key), message.value
                 if header is None or value is None:
                     continue

@@ -14,7 +14,7 @@ from __future__ import annotations
 import tempfile
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +36,7 @@ from rollbridge.doctor.verification import (
 )
 from rollbridge.errors import CorruptDataError, NotFoundError
 from rollbridge.kafka.batches import check_crc, complete_batches, parse_header
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.committed import BatchStanding, judge
 from rollbridge.kafka.fetch import LogReader, RawStretch
 from rollbridge.kafka.metadata import Cluster, Isolation
@@ -413,8 +414,7 @@ def _frames(key: bytes | None, value: bytes | None) -> Collection[FrameHeader]:
 
 
 def verify(
-    bootstrap_servers: str,
-    security: Mapping[str, str],
+    kafka: KafkaClient,
     config: StreamConfig,
     history: EpochHistory,
     *,
@@ -424,8 +424,6 @@ def verify(
     """Verify a stream; see the module.
 
     Args:
-        bootstrap_servers: The brokers.
-        security: As for confluent-kafka.
         config: The stream's settings.
         history: Its epochs, as they were read last.
         planned: Is told what is going to be read.
@@ -434,15 +432,8 @@ def verify(
     Raises:
         KafkaUnavailableError, NotAuthorizedError: it could not be read to the end.
     """
-    admin = TopicAdmin(bootstrap_servers, security=security)
-    try:
-        plan = make_plan(admin, config, history)
-    finally:
-        admin.close()
+    plan = make_plan(kafka.topics, config, history)
     if planned is not None:
         planned(plan)
-    cluster = Cluster(bootstrap_servers, security=security)
-    try:
+    with kafka.cluster() as cluster:
         return Verifier(cluster, config, history, plan, tell).run()
-    finally:
-        cluster.close()

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from math import inf
 from types import TracebackType
-from typing import Final, Self, assert_never
+from typing import Final, Self, TypedDict, assert_never
 
 from kio.schema.errors import ErrorCode
 
@@ -34,7 +34,7 @@ from rollbridge.kafka.errors import (
     TransactionalIdLockedError,
 )
 from rollbridge.kafka.groups import send_group_offsets
-from rollbridge.kafka.metadata import Cluster, Isolation, LeaderEpochs
+from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.offsets import read_end_offset
 from rollbridge.kafka.transactions import (
     Addressed,
@@ -192,6 +192,21 @@ _OF_ONE_TOPIC: Final = codes.AWAY | {ErrorCode.unknown_server_error}
 """Answers to Produce that leave the outcome unknown, but name one topic, or the batch sent to it, as the reason."""
 
 
+REQUEST_TIMEOUT_MS: Final = 30_000
+"""Longest wait for the answer to one request, by default."""
+
+
+class AppenderTimeouts(TypedDict, total=False):
+    """Time-outs of a :class:`TransactionalAppender`, in milliseconds."""
+
+    transaction_timeout_ms: int
+    request_timeout_ms: int
+    retry_timeout_ms: int
+    unknown_topic_timeout_ms: int
+    topic_timeout_ms: Callable[[str], int] | None
+    locked_timeout_ms: int | None
+
+
 class TransactionalAppender:
     """Native transactions of one transactional id, one at a time. Not thread-safe.
 
@@ -199,10 +214,9 @@ class TransactionalAppender:
     appenders used in turn never wait for the markers of the previous transaction.
 
     Args:
+        cluster: Connections of the appender's own, with ``request_timeout_ms`` as their time-out; it closes them.
         transaction_timeout_ms: Age at which the coordinator aborts an open transaction; at most the broker's
             ``transaction.max.timeout.ms``, by default 15 minutes.
-        security: ``security.protocol``, ``ssl.*`` and ``sasl.*`` as for confluent-kafka.
-        max_in_flight: In-flight Produce requests per leader, 1 to 5.
         request_timeout_ms: Longest wait for the answer to one request.
         retry_timeout_ms: Time for which an operation is retried on retriable answers, such as a leader election.
         unknown_topic_timeout_ms: Time for which a topic that brokers do not know is taken for a new one.
@@ -210,7 +224,6 @@ class TransactionalAppender:
             ``retry_timeout_ms`` for every topic.
         locked_timeout_ms: Time for which the id may be locked before an operation that would begin a transaction
             raises TransactionalIdLockedError; by default ``retry_timeout_ms``, and the outcome is unknown then.
-        epochs: Leader epochs that are shared with others; by default the appender's own.
 
     Raises:
         ConfigError: A setting is wrong.
@@ -218,40 +231,27 @@ class TransactionalAppender:
 
     def __init__(
         self,
-        bootstrap_servers: str,
+        cluster: Cluster,
         transactional_id: str,
         *,
         transaction_timeout_ms: int = 900_000,
-        security: Mapping[str, str] | None = None,
-        client_id: str = "rollbridge",
-        max_in_flight: int = IN_FLIGHT_MAX,
-        request_timeout_ms: int = 30_000,
+        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
         retry_timeout_ms: int = 60_000,
         unknown_topic_timeout_ms: int = 5_000,
         topic_timeout_ms: Callable[[str], int] | None = None,
         locked_timeout_ms: int | None = None,
-        epochs: LeaderEpochs | None = None,
     ) -> None:
         if not transactional_id:
             raise ConfigError("transactional.id: must not be empty")
-        if not 1 <= max_in_flight <= IN_FLIGHT_MAX:
-            raise ConfigError(f"max_in_flight: {max_in_flight} is not in 1..{IN_FLIGHT_MAX}")
         if transaction_timeout_ms <= 0 or request_timeout_ms <= 0:
             raise ConfigError("transaction_timeout_ms and request_timeout_ms: must be positive")
         self.transactional_id: Final = transactional_id
-        self._max_in_flight = max_in_flight
         self._request_timeout_ms = request_timeout_ms
         self._retry_timeout_ms = retry_timeout_ms
         self._unknown_topic_timeout_ms = unknown_topic_timeout_ms
         self._topic_timeout_ms = topic_timeout_ms or (lambda _: retry_timeout_ms)
         self._locked_timeout_s = inf if locked_timeout_ms is None else locked_timeout_ms / 1000
-        self._cluster = Cluster(
-            bootstrap_servers,
-            security=security,
-            client_id=client_id,
-            request_timeout_s=request_timeout_ms / 1000,
-            epochs=epochs,
-        )
+        self._cluster = cluster
         self._coordination = Coordination(
             self._cluster,
             transactional_id,
@@ -331,7 +331,7 @@ class TransactionalAppender:
                 self._cluster,
                 self._session,
                 self._current,
-                max_in_flight=self._max_in_flight,
+                max_in_flight=IN_FLIGHT_MAX,
                 request_timeout_ms=self._request_timeout_ms,
                 retry_timeout_ms=self._retry_timeout_ms,
                 unknown_topic_timeout_ms=self._unknown_topic_timeout_ms,

@@ -96,6 +96,7 @@ class Connection:
         on_silence: Called when an answer was awaited in vain for more than a few seconds.
 
     Attributes:
+        request_timeout_s: As given, or as its present user has set it.
         deadline: Deadline of the connection's present user for any answer; None leaves ``request_timeout_s`` alone.
 
     Raises:
@@ -118,7 +119,7 @@ class Connection:
         security = security or Security()
         self.address: Final = f"{host}:{port}"
         self._client_id = client_id.encode()
-        self._request_timeout_s = request_timeout_s
+        self.request_timeout_s = request_timeout_s
         self._on_silence = on_silence
         self.deadline: Deadline | None = Deadline(connect_timeout_s)
         self._correlation_id = 0
@@ -427,8 +428,8 @@ class Connection:
 
     def _patience_s(self) -> float:
         if self.deadline is None:
-            return self._request_timeout_s
-        return min(self._request_timeout_s, self.deadline.left())
+            return self.request_timeout_s
+        return min(self.request_timeout_s, self.deadline.left())
 
     def _require_open(self) -> None:
         if self._forks != forks():

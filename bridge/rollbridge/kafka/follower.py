@@ -94,12 +94,10 @@ class Follower:
 
     def __init__(
         self,
-        bootstrap_servers: str,
+        clusters: Clusters,
         isolation: Isolation,
         *,
         name: str,
-        security: Mapping[str, str] | None = None,
-        client_id: str = "rollbridge",
         wait_ms: int = IDLE_WAIT_MS,
         max_bytes: int = FETCH_BYTES,
         check_epochs: bool = False,
@@ -108,7 +106,7 @@ class Follower:
         self._name = name
         self._wait_ms = wait_ms
         self._max_bytes = max_bytes
-        self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id, timeout_s=_REQUEST_S)
+        self._clusters = clusters
         # Owned by the polling thread.
         self._plan = FetchPlan(check_epochs=check_epochs)
         self._brokers: dict[NodeId, Broker] = {}
@@ -210,7 +208,6 @@ class Follower:
             self._abandoned()
         self._connections.clear()
         self._asked.clear()
-        self._clusters.close()
 
     def _order(self, order: Callable[[], None]) -> None:
         self._orders.append(order)
@@ -330,7 +327,6 @@ class Follower:
             return
         if news.connection is not None:
             news.connection.close()
-        self._clusters.close()
 
     def _look_up(self, topics: Collection[str], doubted: Collection[Partition]) -> _News:
         """Look up the leaders of topics and the ranges of doubted partitions. Runs on a background thread."""
@@ -353,7 +349,9 @@ class Follower:
     def _dial(self, node: NodeId, broker: Broker) -> _News:
         try:
             with self._clusters.borrow(Deadline(_DIAL_S)) as cluster:
-                return _News(node=node, connection=cluster.dial(broker))
+                connection = cluster.dial(broker)
+            connection.request_timeout_s = _REQUEST_S
+            return _News(node=node, connection=connection)
         except Exception as fault:
             return _News(node=node, fault=_known(fault, f"reach {broker.host}:{broker.port}"))
 

@@ -56,15 +56,9 @@ class CommittedOffset(NamedTuple):
 class GroupOffsetStore:
     """Committed offsets of one group. Thread-safe."""
 
-    def __init__(
-        self, bootstrap_servers: str, group_id: str, *, security: Mapping[str, str] | None, client_id: str
-    ) -> None:
+    def __init__(self, clusters: Clusters, group_id: str) -> None:
+        self._clusters = clusters
         self._group_id = group_id
-        self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id)
-
-    def close(self) -> None:
-        """Close the connections; the next request opens others."""
-        self._clusters.close()
 
     def read(
         self, places: Iterable[Partition] | None = None, *, timeout_s: float = _TIMEOUT_S

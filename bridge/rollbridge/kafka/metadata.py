@@ -33,6 +33,7 @@ from kio.static.protocol import Payload
 
 from rollbridge.base.deadlines import Backoff, Deadline, Patience
 from rollbridge.base.errors import PortableError
+from rollbridge.base.forks import hold, is_gone
 from rollbridge.base.security import Security
 from rollbridge.errors import AuthenticationError, ConfigError, KafkaUnavailableError, NotFoundError, RollbridgeError
 from rollbridge.kafka import errors as codes
@@ -47,7 +48,7 @@ NodeId = int
 
 _DIAL_FIRST_S: Final = 0.02
 _DIAL_MAX_S: Final = 1.0
-_IDLE_MAX: Final = 2
+_IDLE_MAX: Final = 4
 _FAILED_S: Final = 60.0
 _FAILED: Final[dict[Broker, float]] = {}
 """Time at which a broker could not be reached, or refused us, for all clusters of this process: each that is new would
@@ -490,24 +491,14 @@ class Clusters:
     """Pool of clusters for an object shared by threads: each borrows one, whose connections the next reuses.
 
     The lock guards only the list of idle clusters and is never held during a request.
-
-    Args:
-        timeout_s: Longest wait for a broker where the deadline is later.
     """
 
-    def __init__(
-        self, bootstrap_servers: str, *, security: Mapping[str, str] | None, client_id: str, timeout_s: float = 30.0
-    ) -> None:
-        self._open = partial(
-            Cluster,
-            bootstrap_servers,
-            security=dict(security or {}),
-            client_id=client_id,
-            request_timeout_s=timeout_s,
-        )
+    def __init__(self, connect: Callable[[], Cluster]) -> None:
+        self._open = connect
         # Report a fault in the settings here, not at the first request.
-        self._idle: list[Cluster] = [self._open()]
+        self._idle: list[Cluster] = [connect()]
         self._lock = threading.Lock()
+        hold(self, "_lock")
 
     @contextmanager
     def borrow(self, deadline: Deadline) -> Iterator[Cluster]:
@@ -527,6 +518,8 @@ class Clusters:
 
     def close(self) -> None:
         """Close the idle connections; the next request opens others."""
+        if is_gone(self._lock):
+            return
         with self._lock:
             for cluster in self._idle:
                 cluster.disconnect()

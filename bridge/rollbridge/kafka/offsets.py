@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final, TypeVar, cast
 
@@ -151,14 +151,13 @@ def _unavailable(topic: str, message: str) -> KafkaUnavailableError:
 # Offsets of many partitions; a topic's name means its first one.
 
 _NONE: Final = -1
-_TIMEOUT_S: Final = 30.0
 
 
 P = TypeVar("P", str, Partition)
 
 
 class LogOffsets:
-    """Client for offsets of partitions; a topic's name means its first one. Thread-safe.
+    """Offsets of partitions; a topic's name means its first one. Thread-safe.
 
     Args:
         timeout_s: Default time-out of the methods, in seconds.
@@ -167,16 +166,9 @@ class LogOffsets:
         KafkaUnavailableError, NotFoundError (a topic does not exist), NotAuthorizedError.
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        *,
-        security: Mapping[str, str] | None = None,
-        client_id: str = "rollbridge",
-        timeout_s: float = _TIMEOUT_S,
-    ) -> None:
+    def __init__(self, clusters: Clusters, timeout_s: float) -> None:
+        self._clusters = clusters
         self._timeout_s = timeout_s
-        self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id)
 
     def close(self) -> None:
         """Close the connections; the next request opens others."""

@@ -429,10 +429,9 @@ MENDABLE: Final = frozenset({"message.timestamp.before.max.ms", "message.timesta
 
 
 class TopicAdmin:
-    """Client for the administration of topics. Thread-safe.
+    """Administration of topics; see :class:`~rollbridge.kafka.client.KafkaClient`. Thread-safe.
 
     Args:
-        security: ``security.protocol``, ``ssl.*`` and ``sasl.*`` as for confluent-kafka.
         timeout_s: Time-out of every method, in seconds.
 
     Raises, from every method:
@@ -440,24 +439,17 @@ class TopicAdmin:
         NotAuthorizedError: A permission is missing.
     """
 
-    def __init__(
-        self,
-        bootstrap_servers: str,
-        *,
-        security: Mapping[str, str] | None = None,
-        client_id: str = "rollbridge",
-        timeout_s: float = 30.0,
-    ) -> None:
-        self._bootstrap_servers = bootstrap_servers
+    def __init__(self, clusters: Clusters, timeout_s: float) -> None:
+        self._clusters = clusters
         self._timeout_s = timeout_s
-        self._clusters = Clusters(bootstrap_servers, security=security, client_id=client_id)
-
-    def __repr__(self) -> str:
-        return f"<TopicAdmin of {self._bootstrap_servers}>"
 
     def close(self) -> None:
         """Close the connections; the next call opens others."""
         self._clusters.close()
+
+    def within(self, timeout_s: float) -> TopicAdmin:
+        """Return the same with another time-out."""
+        return TopicAdmin(self._clusters, timeout_s)
 
     def cluster_id(self) -> str:
         """Return the identity of the Kafka cluster, which never changes.

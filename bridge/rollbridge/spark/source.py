@@ -16,13 +16,12 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from rollbridge.base.ids import SegmentId
-from rollbridge.client.identity import find_cluster_id, own_name
+from rollbridge.client.identity import own_name
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.reader import beginning, locate, readable_ends, since
 from rollbridge.errors import GroupMismatchError, InvalidRequestError, NotFoundError, TruncatedError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
@@ -91,27 +90,20 @@ class DriverConnection:
             security=self.connection.zookeeper_security,
         )
         self._session.start(options.connect_timeout_s)
+        self.kafka = KafkaClient.of(self.connection)
         try:
-            self.cluster_id = find_cluster_id(self.connection, options.connect_timeout_s)
+            self.cluster_id = self.kafka.cluster_id(options.connect_timeout_s)
             self.metadata = Metadata(self._session)
             if self.metadata.cluster() is not None:  # check a path in use; leave an unused one as it is
                 self.metadata.claim_cluster(self.cluster_id)
             self._session.sync()
         except BaseException:
-            self._session.close()
+            self.close()
             raise
-        self.offsets = LogOffsets(
-            self.connection.bootstrap_servers, security=self.connection.kafka, client_id=self.connection.client_name
-        )
-        self.topics = TopicAdmin(
-            self.connection.bootstrap_servers,
-            security=self.connection.kafka,
-            client_id=self.connection.client_name,
-            timeout_s=30.0,
-        )
 
     def close(self) -> None:
         """Disconnect."""
+        self.kafka.close()
         self._session.close()
 
 
@@ -158,7 +150,7 @@ class StreamDriver:
             InvalidRequestError, TruncatedError: the read cannot begin there.
             KafkaUnavailableError, NotFoundError.
         """
-        view, offsets = self.view(), self._connection.offsets
+        view, offsets = self.view(), self._connection.kafka.offsets
         history, places = view.history, view.config.places
         match parse_start(self.stream, text):
             case Latest():
@@ -192,7 +184,7 @@ class StreamDriver:
         config = view.config
         if not any(map(config.places.is_adopted, view.history.stored())):
             return
-        found = self._connection.topics.topic_ids([config.topic]).get(config.topic)
+        found = self._connection.kafka.topics.topic_ids([config.topic]).get(config.topic)
         if found is not None and str(found) != config.topic_id:
             raise InvalidRequestError(
                 f"topic {config.topic} was deleted and created again since stream {self.stream} has adopted it, so its "
@@ -203,7 +195,7 @@ class StreamDriver:
     def _ends(self, segments: Iterable[SegmentId], isolation: Isolation) -> dict[SegmentId, int]:
         places = self.view().config.places
         placed = {places.of(segment): segment for segment in segments}
-        found = self._connection.offsets.end(placed, isolation) if placed else {}
+        found = self._connection.kafka.offsets.end(placed, isolation) if placed else {}
         ends = {placed[place]: offset for place, offset in found.items()}
         self._reached |= {segment: max(end, self._reached.get(segment, 0)) for segment, end in ends.items()}
         return ends
@@ -266,7 +258,7 @@ class StreamDriver:
         view = self.view()
         removed, places = view.history.removed, view.config.places
         placed = {places.of(item.segment): item.segment for item in ranges if item.segment not in removed}
-        return {placed[place]: offset for place, offset in self._connection.offsets.first(placed).items()}
+        return {placed[place]: offset for place, offset in self._connection.kafka.offsets.first(placed).items()}
 
     def _judge(self, lost: list[str], *, fail: bool) -> None:
         if not lost:
@@ -355,7 +347,7 @@ class _Reading(Prompt):
 
             self._runs = CommitRuns(
                 log_reader(self._connection.connection),
-                self._connection.offsets,
+                self._connection.kafka.offsets,
                 driver.stream,
                 driver.view().config.group,
             )

@@ -29,8 +29,9 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.records import OWN_HEADERS, Preview, why_unknown
 from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError, UnavailableError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.spark.planning import Portion, PreviewPortion, SegmentPlace, SegmentRange
 from rollbridge.spark.source_records import (
@@ -326,8 +327,7 @@ def log_reader(connection: ConnectionSettings) -> LogReader:
     """Return this process's reader of a cluster, which is kept for later tasks."""
 
     def connect() -> LogReader:
-        address, name = connection.bootstrap_servers, connection.client_name or "rollbridge"
-        return LogReader(Cluster(address, security=connection.kafka, client_id=name))
+        return KafkaClient.of(connection).log()
 
     found = _readers.get(connection.identity(), connect)
     found.unask()
@@ -343,7 +343,8 @@ def read_previews(
         KafkaUnavailableError, NotFoundError, NotAuthorizedError.
     """
     arrow = to_arrow_schema(schema, timezone="UTC")
-    tail = PreviewTail(connection, portion.config)
+    kafka = KafkaClient.of(connection)
+    tail = PreviewTail(kafka, portion.config)
     try:
         while not tail.is_caught_up:
             rows = [_preview_row(item) for item in tail.take(_PREVIEW_WAIT_S)]
@@ -354,6 +355,7 @@ def read_previews(
                 yield pa.RecordBatch.from_arrays(columns, schema=arrow)
     finally:
         tail.close()
+        kafka.close()
 
 
 def _preview_row(item: Preview) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class _TransactionsReading(Prompt):
                 raise NotFoundError(f"there is no transaction group {group}: no stream was ever created in it")
             topic = group.commit_log_topic
             self._identity = LogOffset(
-                connection.cluster_id, str(connection.topics.topic_ids([topic])[topic]), LogPosition(group, 0)
+                connection.cluster_id, str(connection.kafka.topics.topic_ids([topic])[topic]), LogPosition(group, 0)
             )
         known = self._identity
         return LogOffset(known.cluster, known.log_id, LogPosition(known.position.group, offset))
@@ -155,7 +155,7 @@ class _TransactionsReading(Prompt):
 
     def _at(self, text: str) -> int:
         group = self._here(0).position.group
-        return log_offset(self._connected().offsets, group, text)
+        return log_offset(self._connected().kafka.offsets, group, text)
 
     def _portions(self, start: int, end: int) -> list[InputPartition]:
         """Plan one task, or none for an empty range.
@@ -163,7 +163,7 @@ class _TransactionsReading(Prompt):
         Raises:
             TruncatedError: records to be read have been deleted, and ``failOnDataLoss`` is set.
         """
-        first = self._connected().offsets.first([self._topic])[self._topic]
+        first = self._connected().kafka.offsets.first([self._topic])[self._topic]
         if start < min(first, end):
             self._judge(f"offsets {start} to {min(first, end) - 1} of the commit log {self._topic} have been deleted")
         begin = max(start, first)
@@ -179,7 +179,7 @@ class _TransactionsReading(Prompt):
             TruncatedError: the log ends before, and ``failOnDataLoss`` is set.
         """
         if offset > self._reached:
-            self._reached = self._connected().offsets.end([self._topic], Isolation.READ_UNCOMMITTED)[self._topic]
+            self._reached = self._connected().kafka.offsets.end([self._topic], Isolation.READ_UNCOMMITTED)[self._topic]
         if offset > self._reached:
             self._judge(
                 f"the commit log {self._topic} has become shorter: it ends at {self._reached}, and was read or to be "
@@ -265,7 +265,7 @@ class TransactionsStreamReader(_TransactionsReading, DataSourceStreamReader, Sup
         self._close()
 
     def _end(self) -> int:
-        return self._connected().offsets.end([self._topic], Isolation.READ_COMMITTED)[self._topic]
+        return self._connected().kafka.offsets.end([self._topic], Isolation.READ_COMMITTED)[self._topic]
 
     def _checked(self, found: dict[str, Any]) -> int:
         offset = LogOffset.of_json(found)

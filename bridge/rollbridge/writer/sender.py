@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Final, cast
 
@@ -26,6 +26,7 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.batches import complete_batches, parse_header
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.dispatch import new_producer_id
 from rollbridge.kafka.errors import Meaning, TopicNotFoundError
 from rollbridge.kafka.fetch import Wanted, ask_batches
@@ -272,10 +273,7 @@ class PlainSender(Sender[ProducerBatch]):
 
     def __init__(
         self,
-        bootstrap_servers: str,
-        *,
-        security: Mapping[str, str] | None,
-        client_id: str,
+        kafka: KafkaClient,
         options: WriterOptions,
         catalog: Catalog,
     ) -> None:
@@ -287,13 +285,7 @@ class PlainSender(Sender[ProducerBatch]):
         """
         self.options = options
         self._catalog = catalog
-        new_cluster = partial(
-            Cluster,
-            bootstrap_servers,
-            security=security,
-            client_id=client_id,
-            request_timeout_s=options.request_timeout_s,
-        )
+        new_cluster = partial(kafka.cluster, request_timeout_s=options.request_timeout_s)
         with new_cluster() as cluster:
             producer = new_producer_id(cluster)
         super().__init__(

@@ -21,8 +21,8 @@ from rollbridge.base.effects import Steps
 from rollbridge.base.logs import limited
 from rollbridge.base.sn import SN
 from rollbridge.errors import RollbridgeError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.groups import GroupOffsetStore
 from rollbridge.kafka.metadata import Cluster, Isolation, LeaderQuestion, ask_once
 from rollbridge.kafka.offsets import EARLIEST, LATEST, leader_bytes, offsets_question
 from rollbridge.kafka.segment_tail import EndOf, LineageTails, WaitedTooLongError, ask
@@ -30,9 +30,7 @@ from rollbridge.kafka.topics import delete_records_question
 from rollbridge.stream.conditions import Scope
 from rollbridge.stream.late import LATE_HEADER, LateRecord, origin
 from rollbridge.stream.names import Partition, SegmentPlaces, show_partition
-from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core.effects import Found, Query, Undecided
-from rollbridge_coordinator.core.waits import LEADERLESS_S
 
 CONDITIONS_S: Final = 2.5
 """Longest wait for earlier native transactions of others before a conditional transaction is refused.
@@ -43,13 +41,9 @@ The group's other transactions wait meanwhile. Conditional writers decide within
 class ConditionReader:
     """Reader that answers the queries of conditions; used by one thread."""
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
-        cluster = Cluster(settings.bootstrap_servers, security=settings.security)
-        self._reader = LogReader(cluster, retry_timeout_s=LEADERLESS_S)
+    def __init__(self, log: LogReader) -> None:
+        self._reader = log
         self._tails: dict[SegmentPlaces, LineageTails] = {}
-
-    def close(self) -> None:
-        self._reader.close()
 
     def forget(self) -> None:
         """Drop what was read, after a deletion: a name may belong to another topic now."""
@@ -110,12 +104,8 @@ class LateRecords:
         TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError, CorruptDataError: from any method.
     """
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
-        cluster = Cluster(settings.bootstrap_servers, security=settings.security)
-        self._reader = LogReader(cluster, retry_timeout_s=LEADERLESS_S)
-
-    def close(self) -> None:
-        self._reader.close()
+    def __init__(self, log: LogReader) -> None:
+        self._reader = log
 
     def read(self, partition: Partition, start: int, end: int, records_max: int) -> tuple[list[LateRecord], int]:
         """Carry out :class:`rollbridge_coordinator.core.effects.ReadLate`."""
@@ -177,19 +167,10 @@ STRETCHES: Final = 8
 class RetentionReader:
     """Client that asks brokers for the inputs of retention and scaling by load; used by one thread."""
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
-        self._settings = settings
-        self._cluster = Cluster(
-            settings.bootstrap_servers,
-            security=settings.security,
-            connect_timeout_s=CONNECT_S,
-            request_timeout_s=ANSWER_S,
-        )
-        self._groups: dict[str, GroupOffsetStore] = {}
+    def __init__(self, kafka: KafkaClient, cluster: Cluster) -> None:
+        self._kafka = kafka
+        self._cluster = cluster
         self._is_told = False
-
-    def close(self) -> None:
-        self._cluster.disconnect()
 
     def stable_ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         return self._ask(partitions, offsets_question(LATEST, Isolation.READ_COMMITTED), ELECTION_S)
@@ -283,17 +264,8 @@ class RetentionReader:
         found: dict[str, dict[Partition, int]] = {}
         for name in groups:
             try:
-                commits = self._commits_of(name).read(timeout_s=ANSWER_S)
+                commits = self._kafka.group(name).read(timeout_s=ANSWER_S)
                 found[name] = {(item.topic, item.partition): item.offset for item in commits}
             except RollbridgeError as fault:
                 logger.warning('reader-group.offsets-unknown reader_group=%s reason="%s"', name, fault)
         return found
-
-    def _commits_of(self, name: str) -> GroupOffsetStore:
-        known = self._groups.get(name)
-        if known is None:
-            settings = self._settings
-            known = self._groups[name] = GroupOffsetStore(
-                settings.bootstrap_servers, name, security=settings.security, client_id=settings.name
-            )
-        return known

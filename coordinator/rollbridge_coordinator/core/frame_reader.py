@@ -45,12 +45,12 @@ from rollbridge.kafka.batches import (
     rebatch,
     retimed,
 )
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.committed import batch_of_one, is_plain, iterate_any_records
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.follower import Follower, read_up_to
-from rollbridge.kafka.metadata import Cluster, Isolation
-from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.metadata import Isolation
 from rollbridge.stream.group_offsets import NO_EPOCH
 from rollbridge.stream.late import LATE_HEADER, LateRecord, origin
 from rollbridge.stream.names import Partition
@@ -102,10 +102,8 @@ class Tail:
 
     def __init__(
         self,
-        bootstrap_servers: str,
-        security: Mapping[str, str],
+        kafka: KafkaClient,
         *,
-        client_id: str = "rollbridge",
         inflated_bytes_max: int = INFLATED_BYTES_MAX,
     ) -> None:
         """Prepare the reader; no request is sent before the first :meth:`poll`."""
@@ -115,14 +113,8 @@ class Tail:
         self.read_bytes: dict[Partition, int] = {}
         self.failed: Partition | None = None
         self._inflated_bytes_max = inflated_bytes_max
-        self._follower = Follower(
-            bootstrap_servers,
-            Isolation.READ_UNCOMMITTED,
-            name="rollbridge-tail-errand",
-            security=security,
-            client_id=client_id,
-            max_bytes=FETCH_BYTES,
-            check_epochs=True,
+        self._follower = kafka.follow(
+            Isolation.READ_UNCOMMITTED, name="rollbridge-tail-errand", max_bytes=FETCH_BYTES, check_epochs=True
         )
         self._assigned: frozenset[Partition] = frozenset()
         self._arrived: deque[Fetched | FetchError] = deque()
@@ -251,6 +243,8 @@ def read_numbered(batch: memoryview, base: int, end: int, limit_bytes: int) -> I
 
 
 TRANSACTION_ID_BYTES: Final = 16
+FRAMES_S: Final = 60.0
+"""Time for which the reading of frames is retried."""
 READ_BYTES: Final = 4 * 1024 * 1024
 """Size of a fetch of frames or logs."""
 
@@ -258,9 +252,9 @@ READ_BYTES: Final = 4 * 1024 * 1024
 class LogTail:
     """Follower of a commit log from an offset on; committed records only."""
 
-    def __init__(self, brokers: str, security: Mapping[str, str], topic: str, start: int) -> None:
+    def __init__(self, kafka: KafkaClient, topic: str, start: int) -> None:
         self._partition = topic, 0
-        self._follower = _follower(brokers, security, topic, start)
+        self._follower = _follower(kafka, topic, start)
 
     def poll(self, timeout_s: float) -> LogSummary | None:
         """Return a summary of the records that have arrived, None if none; wait at most ``timeout_s`` for the first.
@@ -297,10 +291,8 @@ class FrameReader:
     size after decompression.
     """
 
-    def __init__(self, brokers: str, security: Mapping[str, str], timeout_s: float = 60.0) -> None:
-        self._log = LogReader(
-            Cluster(brokers, security=security, client_id="rollbridge-coordinator"), retry_timeout_s=timeout_s
-        )
+    def __init__(self, log: LogReader) -> None:
+        self._log = log
         self._partition: Partition | None = None
         self._batches: Sequence[_Batch] = ()
         self._opened: _Batch | None = None
@@ -379,21 +371,17 @@ class _Batch(NamedTuple):
         return cls(range(header.base_offset, header.base_offset + header.last_offset_delta + 1), batch)
 
 
-def read_commit_log(
-    brokers: str, security: Mapping[str, str], topic: str, start: int = 0, timeout_s: float = 120.0
-) -> LogSummary:
+def read_commit_log(kafka: KafkaClient, topic: str, start: int = 0, timeout_s: float = 120.0) -> LogSummary:
     """Summarize a commit log from an offset to its end. Records are not fully decoded: there may be millions.
 
     Raises:
         CorruptDataError: a message is no control record.
         KafkaUnavailableError: no broker answered in time.
     """
-    return _summary(_read_committed(brokers, security, topic, start, timeout_s), start)
+    return _summary(_read_committed(kafka, topic, start, timeout_s), start)
 
 
-def read_ended(
-    brokers: str, security: Mapping[str, str], topic: str, start: int, end: int, timeout_s: float = 120.0
-) -> EndedIds:
+def read_ended(kafka: KafkaClient, topic: str, start: int, end: int, timeout_s: float = 120.0) -> EndedIds:
     """Return which transactions have ended in a commit log between two offsets.
 
     Raises:
@@ -401,7 +389,7 @@ def read_ended(
         KafkaUnavailableError: no broker answered in time.
     """
     ended = EndedIds()
-    for offset, _, key, value, _ in _read_committed(brokers, security, topic, start, timeout_s):
+    for offset, _, key, value, _ in _read_committed(kafka, topic, start, timeout_s):
         if offset >= end:
             break
         transaction, kind = key or b"", peek_kind(value)
@@ -412,19 +400,16 @@ def read_ended(
     return ended
 
 
-def read_orders(
-    brokers: str, security: Mapping[str, str], topic: str, records: int, timeout_s: float = 120.0
-) -> dict[LineKey, int]:
+def read_orders(kafka: KafkaClient, topic: str, records: int, timeout_s: float = 120.0) -> dict[LineKey, int]:
     """Return the highest committed number of each connection in the last records of a commit log.
 
     Raises:
         CorruptDataError: a message is no control record.
         KafkaUnavailableError: no broker answered in time.
     """
-    with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
-        first = offsets.first([topic])[topic]
-        end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
-    return highest_orders(_read_committed(brokers, security, topic, max(end - records, first), timeout_s))
+    first = kafka.offsets.first([topic], timeout_s=timeout_s)[topic]
+    end = kafka.offsets.end([topic], Isolation.READ_COMMITTED, timeout_s=timeout_s)[topic]
+    return highest_orders(_read_committed(kafka, topic, max(end - records, first), timeout_s))
 
 
 def highest_orders(records: Iterable[LogRecord]) -> dict[LineKey, int]:
@@ -465,28 +450,18 @@ def _summary(records: Iterable[LogRecord], start: int) -> LogSummary:
     return LogSummary(ended, frozenset(begun.difference(ended)), frozenset(aborted), end)
 
 
-def _follower(brokers: str, security: Mapping[str, str], topic: str, start: int) -> Follower:
-    follower = Follower(
-        brokers,
-        Isolation.READ_COMMITTED,
-        name="rollbridge-coordinator-log",
-        security=security,
-        client_id="rollbridge-coordinator",
-        max_bytes=READ_BYTES,
-    )
+def _follower(kafka: KafkaClient, topic: str, start: int) -> Follower:
+    follower = kafka.follow(Isolation.READ_COMMITTED, name="rollbridge-coordinator-log", max_bytes=READ_BYTES)
     follower.follow((topic, 0), start)
     return follower
 
 
-def _read_committed(
-    brokers: str, security: Mapping[str, str], topic: str, start: int, timeout_s: float
-) -> Iterator[LogRecord]:
+def _read_committed(kafka: KafkaClient, topic: str, start: int, timeout_s: float) -> Iterator[LogRecord]:
     """Yield the committed records of a topic of one partition from an offset to its present end."""
-    with closing(LogOffsets(brokers, security=security, timeout_s=timeout_s)) as offsets:
-        end = offsets.end([topic], Isolation.READ_COMMITTED)[topic]
+    end = kafka.offsets.end([topic], Isolation.READ_COMMITTED, timeout_s=timeout_s)[topic]
     if start >= end:
         return
-    with closing(_follower(brokers, security, topic, start)) as follower:
+    with closing(_follower(kafka, topic, start)) as follower:
         for _, record in read_up_to(follower, {(topic, 0): end}, timeout_s):
             yield record
 

@@ -39,6 +39,7 @@ from rollbridge.errors import (
     RollbridgeError,
 )
 from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
@@ -50,10 +51,11 @@ from rollbridge.kafka.errors import (
     UnsupportedBrokerError,
 )
 from rollbridge.kafka.errors import name as kafka_name
+from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.foreign import end_transactions, obstacles
-from rollbridge.kafka.metadata import Cluster, Isolation, LeaderEpochs
+from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.seal import SEALED
-from rollbridge.kafka.topics import TopicAdmin, TopicDescription
+from rollbridge.kafka.topics import TopicDescription
 from rollbridge.kafka.transactions import Addressed
 from rollbridge.metadata import paths
 from rollbridge.metadata.acls import open_counter, open_slots
@@ -80,8 +82,15 @@ from rollbridge.stream.names import (
 )
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core import effects as fx
-from rollbridge_coordinator.core.condition_reader import ConditionReader, LateRecords, RetentionReader
+from rollbridge_coordinator.core.condition_reader import (
+    ANSWER_S,
+    CONNECT_S,
+    ConditionReader,
+    LateRecords,
+    RetentionReader,
+)
 from rollbridge_coordinator.core.frame_reader import (
+    FRAMES_S,
     FrameFeed,
     FrameReader,
     beside_batches,
@@ -131,11 +140,6 @@ SEAL_FOREIGN_S: Final = 2.0
 """Time that a seal waits for open native transactions of others. All other work of the group waits meanwhile, so it is
 short; most end within milliseconds, and the leader returns for the rest.
 """
-
-FOREIGN_S: Final = 5.0
-"""Request time-out of queries for native transactions of others."""
-FOREIGN_CONNECT_S: Final = 2.0
-"""Connection time-out of these queries; after it the broker counts as down."""
 
 DELETE_S: Final = 5.0
 """Time-out of deletions, which no other work waits for; after it they are postponed."""
@@ -270,6 +274,7 @@ class Interpreter:
     def __init__(
         self,
         settings: CoordinatorSettings,
+        kafka: KafkaClient,
         group: GroupName,
         session: ZooKeeperSession,
         controller_version: int,
@@ -288,33 +293,28 @@ class Interpreter:
         self._interruptions = session.interruptions
         self._now_ms = now_ms
         self._fence = CheckNode(paths.controller(group), controller_version)
-        self._admin = TopicAdmin(settings.bootstrap_servers, security=settings.security)
-        self._keeper = TopicAdmin(settings.bootstrap_servers, security=settings.security, timeout_s=DELETE_S)
-        self._reader = FrameReader(settings.bootstrap_servers, settings.security)
-        self._condition_reader = ConditionReader(settings)
-        self._measures = RetentionReader(settings)
-        self._late = LateRecords(settings)
-        self._foreign = Cluster(
-            settings.bootstrap_servers,
-            security=settings.security,
-            connect_timeout_s=FOREIGN_CONNECT_S,
-            request_timeout_s=FOREIGN_S,
-        )
-        epochs = LeaderEpochs()  # the epochs that one has seen keep the others from believing a broker that is cut off
+        self._kafka = kafka
+        self._admin = kafka.topics
+        self._keeper = kafka.topics.within(DELETE_S)
+        # Two sets of connections, for the leader's thread: what has to be read, and what may go unanswered.
+        self._reading = kafka.cluster()
+        self._asking = kafka.cluster(connect_timeout_s=CONNECT_S, request_timeout_s=ANSWER_S)
+        self._reader = FrameReader(LogReader(self._reading, retry_timeout_s=FRAMES_S))
+        log = LogReader(self._reading, retry_timeout_s=LEADERLESS_S)
+        self._condition_reader = ConditionReader(log)
+        self._late = LateRecords(log)
+        self._measures = RetentionReader(kafka, self._asking)
+        beside = kafka.named(BESIDE_CLIENT_ID)
         self._appenders = [
-            TransactionalAppender(
-                settings.bootstrap_servers,
+            (kafka if number < IDENTITIES else beside).appender(
                 group.transactional_id(number),
-                security=settings.security,
-                client_id="rollbridge" if number < IDENTITIES else BESIDE_CLIENT_ID,
                 transaction_timeout_ms=int(settings.merge_timeout_s * 1000),
                 topic_timeout_ms=lambda topic: GROUP_TOPIC_MS if is_group_topic(topic) else SEGMENT_MS,
                 locked_timeout_ms=LOCKED_MS,
-                epochs=epochs,
             )
             for number in range(IDENTITIES + BESIDE_IDENTITIES)
         ]
-        self._merge_pool = MergePool(settings, self._appenders[IDENTITIES:], refusal)
+        self._merge_pool = MergePool(settings, kafka, self._appenders[IDENTITIES:], refusal)
         self._rotation = Rotation(self._appenders[:IDENTITIES], self._merge_pool.borrow)
         self._guard = CommitGuard()
         self._current = self._appenders[0]
@@ -402,11 +402,8 @@ class Interpreter:
         self._merge_pool.close()
         for appender in self._appenders[:IDENTITIES]:
             appender.close()
-        self._condition_reader.close()
-        self._measures.close()
-        self._late.close()
-        self._foreign.close()
-        self._reader.close()
+        self._reading.close()
+        self._asking.close()
 
     # The connection to ZooKeeper.
 
@@ -622,7 +619,7 @@ class Interpreter:
         own = {appender.transactional_id for appender in self._appenders}
         looks = self._looks_at({topic for topic, _ in effect.partitions})
         short = [Unreplicated(topic) for topic, look in looks.items() if look.lacks == UNREPLICATED]
-        return [*short, *with_own(obstacles(self._foreign, effect.partitions), own)]
+        return [*short, *with_own(obstacles(self._asking, effect.partitions), own)]
 
     @_carries_out(fx.Closed)
     def _closed(self, effect: fx.Closed) -> frozenset[str]:
@@ -631,7 +628,7 @@ class Interpreter:
     @_carries_out(fx.EndForeign)
     def _end_foreign(self, effect: fx.EndForeign) -> str | None:
         try:
-            end_transactions(self._foreign, effect.transactions)
+            end_transactions(self._asking, effect.transactions)
         except (KafkaUnavailableError, NotAuthorizedError) as fault:
             logger.warning('native-txn.end-failed group=%s reason="%s"', self._group, fault)
             return str(fault)
@@ -919,23 +916,21 @@ class Interpreter:
 
     @_carries_out(fx.ReadCommitLog)
     def _read_commit_log(self, effect: fx.ReadCommitLog) -> fx.LogSummary:
-        return read_commit_log(self._settings.bootstrap_servers, self._settings.security, effect.topic, effect.start)
+        return read_commit_log(self._kafka, effect.topic, effect.start)
 
     @_carries_out(fx.ReadEnded)
     def _read_ended(self, effect: fx.ReadEnded) -> EndedIds:
-        return read_ended(
-            self._settings.bootstrap_servers, self._settings.security, effect.topic, effect.start, effect.end
-        )
+        return read_ended(self._kafka, effect.topic, effect.start, effect.end)
 
     @_carries_out(fx.ReadOrders)
     def _read_orders(self, effect: fx.ReadOrders) -> Mapping[LineKey, int]:
-        return read_orders(self._settings.bootstrap_servers, self._settings.security, effect.topic, effect.records)
+        return read_orders(self._kafka, effect.topic, effect.records)
 
     @_carries_out(fx.ReadCompacted)
     def _read_compacted(self, effect: fx.ReadCompacted) -> Mapping[bytes, bytes]:
-        latest = read_latest(self._settings.bootstrap_servers, self._settings.security, effect.topic)
+        latest = read_latest(self._kafka, effect.topic)
         return {key: item.value for key, item in latest.items()}
 
     @_carries_out(fx.ReadRecords)
     def _read_records(self, effect: fx.ReadRecords) -> Mapping[int, bytes | None]:
-        return read_values(self._settings.bootstrap_servers, self._settings.security, effect.topic, effect.offsets)
+        return read_values(self._kafka, effect.topic, effect.offsets)

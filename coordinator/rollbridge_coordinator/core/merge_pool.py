@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final
 
@@ -26,11 +26,12 @@ from rollbridge.base.effects import AnyEffect
 from rollbridge.base.logs import log_defect
 from rollbridge.errors import FencedError, RollbridgeError
 from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendUnknownError, TransactionalIdLockedError
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core import effects as fx
-from rollbridge_coordinator.core.frame_reader import FrameFeed, FrameReader
+from rollbridge_coordinator.core.frame_reader import FRAMES_S, FrameFeed, FrameReader
 from rollbridge_coordinator.core.transactional_ids import take
 
 logger = logging.getLogger(__name__)
@@ -93,7 +94,11 @@ class MergePool:
     """Preparations of one term of one leader."""
 
     def __init__(
-        self, settings: CoordinatorSettings, appenders: Sequence[TransactionalAppender], explain: Explain
+        self,
+        settings: CoordinatorSettings,
+        kafka: KafkaClient,
+        appenders: Sequence[TransactionalAppender],
+        explain: Explain,
     ) -> None:
         """Prepare the pool; threads are started on demand.
 
@@ -102,6 +107,7 @@ class MergePool:
             explain: Tells refusals from unknown outcomes.
         """
         self._settings = settings
+        self._kafka = kafka
         self._appenders = appenders
         self._explain = explain
         self._idle: SimpleQueue[TransactionalAppender | None] = SimpleQueue()
@@ -198,16 +204,15 @@ class MergePool:
 
     def _run(self, item: _Preparation) -> None:
         appender = self._idle.get()
-        reader = FrameReader(self._settings.bootstrap_servers, self._settings.security)
-        feed = FrameFeed(item.effect.items, reader.read, stamped=item.effect.stamped)
+        log = self._kafka.log(retry_timeout_s=FRAMES_S)
+        feed = FrameFeed(item.effect.items, FrameReader(log).read, stamped=item.effect.stamped)
         try:
             if appender is None:
                 return  # the workshop closes
             item.appender = appender
             if item.given_up.is_set():
                 return
-            with closing(TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)) as admin:
-                admin.create_topics(map(spec_of, item.effect.topics))
+            self._kafka.topics.create_topics(map(spec_of, item.effect.topics))
             take(appender)
             item.began_s = time.monotonic()
             item.offsets = feed.offsets(appender.append(self._paced(item, feed.batches())))
@@ -226,7 +231,7 @@ class MergePool:
                 if not isinstance(fault, RollbridgeError):
                     log_defect(logger, "merge.background-failed")
         finally:
-            reader.close()
+            log.close()
             item.ended.set()
 
     def _paced(self, item: _Preparation, batches: Iterator[tuple[str, int, bytes]]) -> Iterator[tuple[str, int, bytes]]:

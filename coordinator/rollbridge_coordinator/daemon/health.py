@@ -21,7 +21,8 @@ from rollbridge.base.deadlines import Deadline
 from rollbridge.base.logs import log_defect
 from rollbridge.base.metrics import REQUEST_BOUNDS_S, Histogram, Sample
 from rollbridge.errors import RollbridgeError
-from rollbridge.kafka.metadata import Broker, Cluster
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.metadata import Broker
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core.metric_samples import READINGS_AGE
 
@@ -131,16 +132,11 @@ _NOTHING: Final = MetadataRequest(topics=(), allow_auto_topic_creation=False, in
 class KafkaProbe:
     """Probe that sends the brokers an empty metadata request; not thread-safe."""
 
-    def __init__(self, settings: CoordinatorSettings) -> None:
+    def __init__(self, settings: CoordinatorSettings, kafka: KafkaClient) -> None:
         timeout_s = max(settings.session_timeout_s, TIMEOUT_MIN_S)
         self._every_s = timeout_s / 3
         self._asked = time.monotonic()
-        self._cluster = Cluster(
-            settings.bootstrap_servers,
-            security=settings.security,
-            connect_timeout_s=timeout_s,
-            request_timeout_s=timeout_s,
-        )
+        self._cluster = kafka.cluster(connect_timeout_s=timeout_s, request_timeout_s=timeout_s)
 
     def __enter__(self) -> Self:
         return self
@@ -182,17 +178,10 @@ class ReachWatch(threading.Thread):
     record and by its health; no decision depends on it.
     """
 
-    def __init__(
-        self, settings: CoordinatorSettings, is_leading: Callable[[], bool], changed: Callable[[], None]
-    ) -> None:
+    def __init__(self, kafka: KafkaClient, is_leading: Callable[[], bool], changed: Callable[[], None]) -> None:
         """Prepare; entering the watch starts the thread, which calls ``changed`` when :attr:`unreachable` has."""
         super().__init__(name="brokers", daemon=True)
-        self.cluster = Cluster(
-            settings.bootstrap_servers,
-            security=settings.security,
-            connect_timeout_s=TIMEOUT_MIN_S,
-            request_timeout_s=TIMEOUT_MIN_S,
-        )
+        self.cluster = kafka.cluster(connect_timeout_s=TIMEOUT_MIN_S, request_timeout_s=TIMEOUT_MIN_S)
         self._is_leading = is_leading
         self._changed = changed
         self._ended = threading.Event()

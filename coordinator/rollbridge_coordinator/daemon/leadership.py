@@ -27,6 +27,7 @@ from rollbridge.buffer.fold import BufferFold
 from rollbridge.buffer.table import Rejection
 from rollbridge.errors import CorruptDataError, FencedError, KafkaUnavailableError, RollbridgeError, UnknownWriteError
 from rollbridge.kafka.batches import is_frame, validate_frame
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendUnknownError
 from rollbridge.metadata import paths
 from rollbridge.metadata.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
@@ -194,6 +195,7 @@ class Leadership(threading.Thread):
     def __init__(
         self,
         settings: CoordinatorSettings,
+        kafka: KafkaClient,
         group: GroupName,
         session: ZooKeeperSession,
         peers: Peers,
@@ -211,6 +213,7 @@ class Leadership(threading.Thread):
         """
         super().__init__(name=f"leader-{group}", daemon=True)
         self._settings = settings
+        self._kafka = kafka
         self._group = group
         self._session = session
         self._peers = peers
@@ -377,6 +380,7 @@ class Leadership(threading.Thread):
             limits = replace(self._settings.limits, cache_bytes_max=self._settings.standby_cache_bytes_max)
             self._standby = Standby(
                 self._settings,
+                self._kafka,
                 self._group,
                 self._session,
                 lambda terminated: BufferFold(limits, check_batch, terminated),
@@ -400,9 +404,11 @@ class Leadership(threading.Thread):
         clock, times = Clock(), Times()
         since_ms = clock.now_ms()
         epoch, version = self._raise_epoch(clock, times)
-        interpreter = Interpreter(self._settings, self._group, self._session, version, clock.now_ms, self._hook)
+        interpreter = Interpreter(
+            self._settings, self._kafka, self._group, self._session, version, clock.now_ms, self._hook
+        )
         self._times = interpreter.times
-        tail = Tail(self._settings.bootstrap_servers, self._settings.security)
+        tail = Tail(self._kafka)
         try:
             warm = None if standby is None else standby.take()
             group, ends = interpreter.run(
@@ -442,7 +448,7 @@ class Leadership(threading.Thread):
                 "warm" if group.counts["takeovers_warm"] else "cold",
             )
             self.is_leading = True
-            with KafkaProbe(self._settings) as kafka_probe:
+            with KafkaProbe(self._settings, self._kafka) as kafka_probe:
                 self._loop(interpreter, tail, group, kafka_probe, took_s, clock)
                 interpreter.run(end_linger(group))
         except (AppendUnknownError, KafkaUnavailableError):

@@ -31,7 +31,7 @@ from typing import Final, NoReturn, Protocol, TypeVar
 from rollbridge.base.deadlines import TELL_S, Backoff, Deadline
 from rollbridge.base.metrics import Sample
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError, UnavailableError, UnknownWriteError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
 from rollbridge.metadata.errors import NodeExistsError, UntrustedZooKeeperError
 from rollbridge.metadata.records import INTERNAL_BUFFERS, SAVEPOINTS, Coordinator
@@ -162,16 +162,17 @@ class Daemon:
             security=settings.zookeeper_security,
             observe=self._requests.note,
         )
+        self._kafka = KafkaClient(settings.bootstrap_servers, security=settings.security)
         self._metadata = Metadata(self._session)
         self._changed = threading.Event()
         self._stopping = threading.Event()
         self._roll = CoordinatorRegistry(self._session, self._changed.set)
         self._leaderships: dict[GroupName, Leadership] = {}
-        self._kafka_probe = KafkaProbe(settings)
+        self._kafka_probe = KafkaProbe(settings, self._kafka)
         self._board = MetricsBoard() if settings.metrics_endpoint else None
         self._page_board = PageCache() if settings.page_endpoint else None
         self._page_url = ""
-        self._watch = ReachWatch(settings, self._is_leading, self._changed.set)
+        self._watch = ReachWatch(self._kafka, self._is_leading, self._changed.set)
         self._peer_watches = PeerWatches(self._session, settings.name)
         self._liveness: Liveness | None = None
         self._registered_in: int | None = None
@@ -213,6 +214,7 @@ class Daemon:
                     leadership.join(deadline.left())
                 self._peer_watches.stop()
                 self._session.close()
+                self._kafka.close()
         is_ended = not any(leadership.is_alive() for leadership in self._leaderships.values())
         logger.info("coordinator.stopped coordinator=%s handed_over=%s", self._settings.name, is_ended)
         return is_ended
@@ -230,11 +232,7 @@ class Daemon:
             self._metadata.lay_out()
 
         reach(f"ZooKeeper at {settings.zookeeper}", connect)
-        admin = TopicAdmin(settings.bootstrap_servers, security=settings.security, timeout_s=ATTEMPT_S)
-        try:
-            cluster = reach(f"Kafka at {settings.bootstrap_servers}", admin.cluster_id)
-        finally:
-            admin.close()
+        cluster = reach(f"Kafka at {settings.bootstrap_servers}", self._kafka.topics.within(ATTEMPT_S).cluster_id)
         reach(f"ZooKeeper at {settings.zookeeper}", lay_out)
 
     def _serve(self) -> None:
@@ -375,7 +373,15 @@ class Daemon:
             for group in self._read_groups():
                 if group not in self._leaderships:
                     leadership = Leadership(
-                        self._settings, group, self._session, self, self, self._board, self._hook, self._page_board
+                        self._settings,
+                        self._kafka,
+                        group,
+                        self._session,
+                        self,
+                        self,
+                        self._board,
+                        self._hook,
+                        self._page_board,
                     )
                     leadership.start()
                     self._leaderships[group] = leadership

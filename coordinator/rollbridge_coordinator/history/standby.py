@@ -21,9 +21,8 @@ from typing import Final
 from rollbridge.base.logs import log_defect
 from rollbridge.buffer.replay import BufferPlace, log_start
 from rollbridge.buffer.snapshot_topic import SnapshotReader
-from rollbridge.config import ConnectionSettings
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError, ZooKeeperUnavailableError
-from rollbridge.kafka.topics import TopicAdmin
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
@@ -69,6 +68,7 @@ class Standby(threading.Thread):
     def __init__(
         self,
         settings: CoordinatorSettings,
+        kafka: KafkaClient,
         group: GroupName,
         session: ZooKeeperSession,
         make_fold: MakeFold,
@@ -81,12 +81,7 @@ class Standby(threading.Thread):
         self._group = group
         self._metadata = Metadata(session)
         self._make_fold = make_fold
-        self._connection = ConnectionSettings(
-            bootstrap_servers=settings.bootstrap_servers,
-            zookeeper=settings.zookeeper,
-            zookeeper_root=settings.zookeeper_root,
-            kafka=settings.security,
-        )
+        self._kafka = kafka
         self._metrics = MetricsSheet(board, str(group), is_standby=True)
         self._stopping = threading.Event()
         self._still = threading.Event()
@@ -108,12 +103,11 @@ class Standby(threading.Thread):
 
     def run(self) -> None:
         """Follow until the tail is taken, restarting after any failure."""
-        admin = TopicAdmin(self._settings.bootstrap_servers, security=self._settings.security)
         while not self._stopping.is_set():
             pause_s = PAUSE_S
             try:
-                if self._tail is not None or self._begin(admin):
-                    pause_s = self._follow(admin)
+                if self._tail is not None or self._begin():
+                    pause_s = self._follow()
             except (KafkaUnavailableError, ZooKeeperUnavailableError) as fault:
                 logger.info('standby.waiting group=%s reason="%s"', self._group, fault)
             except RollbridgeError as fault:
@@ -128,9 +122,9 @@ class Standby(threading.Thread):
         self._still.set()
         self._metrics.remove()
 
-    def _begin(self, admin: TopicAdmin) -> bool:
+    def _begin(self) -> bool:
         """Make an empty tail; return False if there is nothing to follow yet."""
-        look = self._look(admin)
+        look = self._look()
         if look is None:
             return False
         terminated: dict[bytes, int] = {}
@@ -138,13 +132,12 @@ class Standby(threading.Thread):
         self._tail = WarmTail(self._make_fold(terminated), terminated, look.places, look.start)
         return True
 
-    def _follow(self, admin: TopicAdmin) -> float:
+    def _follow(self) -> float:
         """Read on until the tail is taken or dropped; return the pause that follows, in seconds."""
         tail = self._tail
         assert tail is not None
-        brokers, security = self._settings.bootstrap_servers, self._settings.security
-        log = LogTail(brokers, security, self._group.commit_log_topic, tail.log_end)
-        with closing(log), closing(Tail(brokers, security)) as buffers:
+        log = LogTail(self._kafka, self._group.commit_log_topic, tail.log_end)
+        with closing(log), closing(Tail(self._kafka)) as buffers:
             buffers.assign(tail.fold.positions)
             look_at = time.monotonic() + LOOK_S
             while not self._stopping.is_set():
@@ -169,7 +162,7 @@ class Standby(threading.Thread):
                     return GIVEN_UP_S
                 if self._changed.is_set() or time.monotonic() >= look_at:
                     look_at = time.monotonic() + LOOK_S
-                    look = self._look(admin)
+                    look = self._look()
                     if look is None or not tail.trim(look.places, look.start):
                         self._tail = None
                         return 0.0
@@ -186,19 +179,19 @@ class Standby(threading.Thread):
         if said is not None:
             tail.follow(said)
 
-    def _look(self, admin: TopicAdmin) -> _Look | None:
+    def _look(self) -> _Look | None:
         """Return the positions to follow; None if no leader has ever created the group's topics."""
         known = self._metadata.group(self._group)
         if known is None or not known.commit_log_topic_id:
             return None
         self._changed.clear()
         self._metadata.session.children(paths.streams(self._group.scope), self._changed.set)
-        configs = self._readable(admin)
+        configs = self._readable()
         log = self._group.commit_log_topic
-        log_end = admin.end_offsets([log])[log]  # before those of the buffers
-        reader = SnapshotReader(self._connection.bootstrap_servers, self._connection.kafka, self._group.scope)
+        log_end = self._kafka.topics.end_offsets([log])[log]  # before those of the buffers
+        reader = SnapshotReader(self._kafka, self._group.scope)
         found = [item for config in configs for item in reader.of(config)]
-        starts = admin.start_offsets([*(item.partition for item in found), log])
+        starts = self._kafka.topics.start_offsets([*(item.partition for item in found), log])
         places = {
             item.partition: BufferPlace(
                 item.stream.buffer_topic_id,
@@ -213,14 +206,14 @@ class Standby(threading.Thread):
         start = log_start(places, log_end, self._settings.leader.outcomes_again)
         return _Look(places, max(start, starts[log]))  # what was truncated is in the record of ended transactions
 
-    def _readable(self, admin: TopicAdmin) -> list[StreamConfig]:
+    def _readable(self) -> list[StreamConfig]:
         """Return the streams that a takeover would lead: those whose settings and buffers can be read."""
         found = [
             config
             for config in self._metadata.streams(self._group.scope)
             if config.group == self._group and config.state is StreamState.ACTIVE and not config.was_moved
         ]
-        looks = admin.look_at_each(config.buffer_topic for config in found)
+        looks = self._kafka.topics.look_at_each(config.buffer_topic for config in found)
         return [config for config in found if buffer_fault(config, look_of(looks.get(config.buffer_topic)), 0) is None]
 
     def _judge(self, left: int) -> None:

@@ -20,8 +20,9 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.doctor.checks import find, fold
 from rollbridge.doctor.facts import Finding, gather
 from rollbridge.errors import NotFoundError, RollbridgeError, StreamNotFoundError, UnavailableError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import NotAuthorizedError
-from rollbridge.kafka.metadata import Clusters, Isolation
+from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LATEST, leader_bytes, list_offsets
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import StreamFault, coordinator_faults
@@ -158,13 +159,11 @@ class PageSources:
         self._measures: KeptAnswers[StreamName, tuple[Measure | None, Measure]] = KeptAnswers(MEASURED_S)
         self._gateways: KeptAnswers[None, Mapping[int, GatewayRecord]] = KeptAnswers(GATEWAYS_KEPT_S)
         self._pictures: KeptAnswers[StreamName, tuple[_Drawn, str]] = KeptAnswers(0.0)
-        self._clusters = Clusters(
-            settings.bootstrap_servers, security=settings.security, client_id=client_name(settings.name)
-        )
+        self._kafka = KafkaClient.of(connection_of(settings))
         self._doctor = DoctorVisits(connection_of(settings))
 
     def close(self) -> None:
-        self._clusters.close()
+        self._kafka.close()
 
     # Documents
 
@@ -409,7 +408,7 @@ class PageSources:
         at_ms = wall_ms()
         try:
             deadline = Deadline(ANSWER_S)
-            with self._clusters.borrow(deadline) as cluster:
+            with self._kafka.borrow(deadline) as cluster:
                 ends = list_offsets(cluster, places, LATEST, Isolation.READ_UNCOMMITTED, "read the end", deadline)
                 at_ms = wall_ms()
                 sizes = leader_bytes(cluster, places)

@@ -1,0 +1,155 @@
+"""One Kafka client for a process: its connections under one identity, and everything that is asked over them.
+
+Threads borrow a :class:`~rollbridge.kafka.metadata.Cluster` from one pool for each request, so connections are as many
+as are in use at once, not as many as there are users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Final, Protocol, Self, Unpack
+
+from rollbridge.base.deadlines import Deadline
+from rollbridge.errors import KafkaUnavailableError
+from rollbridge.kafka.appender import REQUEST_TIMEOUT_MS, AppenderTimeouts, TransactionalAppender
+from rollbridge.kafka.fetch import FETCH_BYTES, LogReader
+from rollbridge.kafka.follower import IDLE_WAIT_MS, Follower
+from rollbridge.kafka.groups import GroupOffsetStore
+from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, LeaderEpochs
+from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.topics import TopicAdmin
+
+
+class Address(Protocol):
+    """Address of a cluster among the settings of a connection."""
+
+    @property
+    def bootstrap_servers(self) -> str: ...
+
+    @property
+    def kafka(self) -> Mapping[str, str]: ...
+
+    @property
+    def client_name(self) -> str: ...
+
+
+class KafkaClient:
+    """Connections to one Kafka cluster under one identity. Thread-safe.
+
+    Attributes:
+        topics: Administration of topics.
+        offsets: Offsets of partitions.
+
+    Args:
+        security: ``security.protocol``, ``ssl.*`` and ``sasl.*`` as for confluent-kafka.
+        timeout_s: Time-out of each method of ``topics``, and the default of those of ``offsets``, in seconds.
+
+    Raises:
+        ConfigError: An address or a setting is wrong; nothing is asked before the first request.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        *,
+        security: Mapping[str, str] | None = None,
+        client_id: str = "rollbridge",
+        timeout_s: float = 30.0,
+    ) -> None:
+        self.bootstrap_servers: Final = bootstrap_servers
+        self._security = dict(security or {})
+        self._client_id = client_id
+        self._epochs = LeaderEpochs()
+        self._clusters = Clusters(self.cluster)
+        self.topics: Final = TopicAdmin(self._clusters, timeout_s)
+        self.offsets: Final = LogOffsets(self._clusters, timeout_s)
+
+    @classmethod
+    def of(cls, settings: Address, *, client_id: str | None = None, timeout_s: float = 30.0) -> Self:
+        """Return a client for the settings of a connection, under its name unless another is given."""
+        return cls(
+            settings.bootstrap_servers,
+            security=settings.kafka,
+            client_id=client_id or settings.client_name,
+            timeout_s=timeout_s,
+        )
+
+    def named(self, client_id: str) -> KafkaClient:
+        """Return a client under another identity, with connections of its own."""
+        return KafkaClient(self.bootstrap_servers, security=self._security, client_id=client_id)
+
+    def __repr__(self) -> str:
+        return f"<KafkaClient {self._client_id} of {self.bootstrap_servers}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the idle connections; the next request opens others."""
+        self._clusters.close()
+
+    def cluster_id(self, timeout_s: float) -> str:
+        """Return the identity of the cluster.
+
+        Raises:
+            KafkaUnavailableError: No broker answered in time, which is a second at least.
+            UnsupportedBrokerError: The cluster has no transactions v2.
+        """
+        try:
+            return self.topics.within(max(timeout_s, 1.0)).cluster_id()
+        except KafkaUnavailableError as fault:
+            raise KafkaUnavailableError(
+                f"no Kafka broker answered at {self.bootstrap_servers} within {timeout_s:.3g} s: is it running, and is "
+                "the address right?"
+            ) from fault
+
+    def borrow(self, deadline: Deadline) -> AbstractContextManager[Cluster]:
+        """Lend a cluster to this thread, with all waiting bounded by the deadline."""
+        return self._clusters.borrow(deadline)
+
+    def cluster(self, *, connect_timeout_s: float = 10.0, request_timeout_s: float = 30.0) -> Cluster:
+        """Return connections of the caller's own, for one thread at a time; it closes them."""
+        return Cluster(
+            self.bootstrap_servers,
+            security=self._security,
+            client_id=self._client_id,
+            connect_timeout_s=connect_timeout_s,
+            request_timeout_s=request_timeout_s,
+            epochs=self._epochs,
+        )
+
+    def log(self, *, retry_timeout_s: float = 30.0, unknown_topic_timeout_s: float = 5.0) -> LogReader:
+        """Return a reader of partitions with connections of its own; the caller closes it."""
+        return LogReader(
+            self.cluster(), retry_timeout_s=retry_timeout_s, unknown_topic_timeout_s=unknown_topic_timeout_s
+        )
+
+    def group(self, group_id: str) -> GroupOffsetStore:
+        """Return the committed offsets of a consumer group."""
+        return GroupOffsetStore(self._clusters, group_id)
+
+    def follow(
+        self,
+        isolation: Isolation,
+        *,
+        name: str,
+        wait_ms: int = IDLE_WAIT_MS,
+        max_bytes: int = FETCH_BYTES,
+        check_epochs: bool = False,
+    ) -> Follower:
+        """Return a follower of partitions, with connections to their leaders of its own; the caller closes it."""
+        return Follower(
+            self._clusters, isolation, name=name, wait_ms=wait_ms, max_bytes=max_bytes, check_epochs=check_epochs
+        )
+
+    def appender(self, transactional_id: str, **options: Unpack[AppenderTimeouts]) -> TransactionalAppender:
+        """Return an appender in native transactions, with connections of its own; the caller closes it."""
+        cluster = self.cluster(request_timeout_s=options.get("request_timeout_ms", REQUEST_TIMEOUT_MS) / 1000)
+        return TransactionalAppender(cluster, transactional_id, **options)
