@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum, IntEnum, auto
 from typing import assert_never
+from weakref import WeakSet
 
 import pytest
 from kio.schema.end_txn.v5 import EndTxnResponse
@@ -191,14 +192,18 @@ class FaultProxy:
 
     @contextmanager
     def in_between(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        """Make every connection of the adapter that is opened in this block go through the proxy."""
-        direct = Cluster._connect
+        """Make every connection of the adapter go through the proxy in this block; earlier ones are used no more."""
+        direct, is_usable = Cluster._connect, Connection.usable
+        opened: WeakSet[Connection] = WeakSet()
 
         def through_proxy(cluster: Cluster, broker: Broker, deadline: Deadline | None) -> Connection:
-            return direct(cluster, Broker("127.0.0.1", self.port), deadline)
+            connection = direct(cluster, Broker("127.0.0.1", self.port), deadline)
+            opened.add(connection)
+            return connection
 
         with monkeypatch.context() as patch:
             patch.setattr(Cluster, "_connect", through_proxy)
+            patch.setattr(Connection, "usable", lambda connection: connection in opened and is_usable(connection))
             yield
 
     def _accept(self) -> None:

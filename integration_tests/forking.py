@@ -14,8 +14,7 @@ from confluent_kafka import KafkaException
 
 import rollbridge
 from rollbridge.errors import RollbridgeError
-from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.names import StreamName
 
 RECORDS = 300
@@ -41,7 +40,7 @@ def main(stream: str, servers: dict[str, str]) -> None:
     named = b.client("of-a-forking-process")
     open_one = b.begin(stream)
     future = open_one.write(stream, key=b"k", value=b"of the open one")
-    log = LogReader(Cluster(servers["bootstrap.servers"]))
+    log = KafkaClient(servers["bootstrap.servers"]).log()
     topic = StreamName.parse(stream).segment_topic(rollbridge.SegmentId.of(0, 0))
     log.end(topic)  # a connection that nobody holds
     waiting = writer.write(b"k", b"before the fork")

@@ -24,10 +24,7 @@ SHORT_LINES: Final = 3
 WELL_BELOW: Final = 0.99
 """Share of its ceiling below which a figure is worth a new one."""
 
-CLIENTS: Final = re.compile(
-    r"(Deserializing)?Consumer|Producer|(Frame|Plain)Sender|AdminClient|KafkaClient|Clusters?|Follower|Tail|LogOffsets"
-    r"|TopicAdmin|GroupOffsetStore|TransactionalAppender|SnapshotReader"
-)
+CLIENTS: Final = re.compile(r"(Deserializing)?Consumer|Producer|AdminClient|KafkaClient|Cluster")
 """Classes whose objects dial brokers by their addresses: confluent-kafka's, and ours."""
 
 IDEAS: Final[Mapping[str, str]] = {
@@ -218,6 +215,8 @@ def _string_lines(tree: ast.AST) -> tuple[set[int], set[int]]:
 def _called(call: ast.Call) -> str:
     target = call.func.value if isinstance(call.func, ast.Subscript) else call.func
     match target:
+        case ast.Attribute(attr="of", value=ast.Name(id="KafkaClient" as name)):
+            return name
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name
     return ""

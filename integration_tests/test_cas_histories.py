@@ -33,8 +33,7 @@ from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError, InvalidRequestError
 from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.fetch import LogReader, Stretch
-from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.fetch import Stretch
 from rollbridge.kafka.segment_tail import Read, SegmentTail
 from rollbridge.metadata.paths import cas_slots
 from rollbridge.metadata.session import ZooKeeperSession
@@ -332,7 +331,7 @@ def contend_behind_an_open_transaction(site: Site, client: rollbridge.Bridge, st
     """Two writers expect a record whose transaction is still open when they append; then it is committed."""
     topic = StreamName.parse(stream).segment_topic(SegmentId.of(0, 0))
     key = KEYS[0].encode()
-    reader = LogReader(Cluster(site.cluster.bootstrap_servers))
+    reader = KafkaClient(site.cluster.bootstrap_servers).log()
     builder = BatchBuilder(1 << 10)
     builder.append(0, key, b"first")
     with (

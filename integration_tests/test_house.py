@@ -36,7 +36,7 @@ class RequestKind(StrEnum):
 
 
 def open_all():
-    first = Follower[str](TopicAdmin())
+    first = Cluster[str](KafkaClient.of(settings))
     second = kafka.Producer({})
 
     # why
@@ -88,7 +88,7 @@ def test_each_figure_is_exactly_right(root: Path) -> None:
     house = measure(root)
     assert house.figures == FIGURES
     assert house.chain == ["rollbridge.shell", "rollbridge.model"]
-    assert [place.split()[1] for place in house.clients] == ["Follower", "Producer", "TopicAdmin"]
+    assert [place.split()[1] for place in house.clients] == ["Cluster", "Producer", "KafkaClient"]
     assert house.ideas["fencing"] == {"rollbridge.model": ["Fences", "ClientFencedError"]}
     assert house.counts["files for fencing"] == 1
 

@@ -22,7 +22,7 @@ from rollbridge.base.ids import SegmentId
 from rollbridge.errors import CasWriteError, TransactionRefusedError, TruncatedError
 from rollbridge.kafka.batches import complete_batches, parse_header
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError, LogReader
+from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.segment_tail import SegmentTail, ask
 from rollbridge.spark import source, transactions
@@ -239,8 +239,8 @@ def test_what_is_read_for_something_else_confirms_nothing_that_is_known(site: Si
     with site.connect() as client:
         client.admin.create_stream(STREAM)
     grow(site, [(b"k", b"lost")] * 12)
-    with Cluster(cluster.bootstrap_servers) as brokers:
-        reader, log = LogReader(brokers), SegmentTail((TOPIC, 0), SEGMENT, 0)
+    with KafkaClient(cluster.bootstrap_servers) as kafka:
+        reader, log = kafka.log(), SegmentTail((TOPIC, 0), SEGMENT, 0)
         lost = ask(log.last_of(b"k", 0, 12), reader, later())
         assert lost is not None
         assert lost.sequence_id == 11
@@ -258,8 +258,8 @@ def test_what_others_append_under_later_leaders_is_read_on_from_what_is_known(si
     with site.connect() as client:
         client.admin.create_stream(STREAM)
     grow(site, [(b"k", b"known")] * 3)
-    with Cluster(cluster.bootstrap_servers) as brokers:
-        reader, log = LogReader(brokers), SegmentTail((TOPIC, 0), SEGMENT, 0)
+    with KafkaClient(cluster.bootstrap_servers) as kafka:
+        reader, log = kafka.log(), SegmentTail((TOPIC, 0), SEGMENT, 0)
         ask(log.last_of(b"k", 0, 3), reader, later())
         epoch = log.epoch
         cluster.cut_log(TOPIC, 3)  # it loses nothing, and has another leader epoch from here on
@@ -394,7 +394,7 @@ def test_a_plain_writer_goes_on_behind_the_end_of_a_log_that_has_become_shorter(
     assert [place and place.offset for place in places] == [5, 6, 7]
     assert 1 <= sum("OUT_OF_ORDER" in line for line in caplog.messages) <= 10, "it was sent again and again"
     with Cluster(cluster.bootstrap_servers) as brokers:
-        raw = LogReader(brokers).fetch_raw(TOPIC, 5).batches
+        raw = KafkaClient(cluster.bootstrap_servers).log().fetch_raw(TOPIC, 5).batches
         headers = map(parse_header, complete_batches(raw))
         (producer,) = {(header.producer_id, header.producer_epoch) for header in headers}
         # It knew the log up to offset 6 under the first leader epoch, which has ended at 5.

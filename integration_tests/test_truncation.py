@@ -32,8 +32,6 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.segment_tail import LineageTails, ask
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 from rollbridge.stream.names import SegmentPlaces, StreamName
@@ -231,8 +229,8 @@ def test_who_has_not_heard_that_a_segment_was_removed_does_not_say_that_nothing_
     assert not old.removed, "that is not known yet"
     tails, lineage = LineageTails(SegmentPlaces(StreamName.parse(ledger)).of), KeyLineage(old, 0.5)
     deadline = Deadline(PATIENCE_S)
-    with Cluster(site.cluster.bootstrap_servers) as brokers:
-        reader = LogReader(brokers, unknown_topic_timeout_s=0.5)
+    with KafkaClient(site.cluster.bootstrap_servers) as kafka:
+        reader = kafka.log(unknown_topic_timeout_s=0.5)
         assert ask(tails.last(lineage, None, 0), reader, deadline) == ANY
         for known in (tails, LineageTails(SegmentPlaces(StreamName.parse(ledger)).of)):
             assert ask(known.last(lineage, b"k", 0), reader, deadline) == ANY

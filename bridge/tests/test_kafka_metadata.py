@@ -119,7 +119,7 @@ class Kept:
 def test_sockets_are_closed_although_the_keeper_is_part_of_a_cycle() -> None:
     near, far = socket.socketpair()
     clusters = Clusters(lambda: Cluster("127.0.0.1:1"))
-    clusters._idle[0]._connections[None] = Kept(near)  # type: ignore[assignment]
+    clusters._idle[0][0]._connections[None] = Kept(near)  # type: ignore[assignment]
     clusters.itself = clusters  # type: ignore[attr-defined]
     del clusters, near
     gc.collect()  # a socket that nobody has closed is a warning, and with that this test's failure

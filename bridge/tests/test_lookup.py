@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
 from rollbridge.base.deadlines import Deadline
 from rollbridge.base.sn import ANY, EMPTY, SN
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.segment_tail import LineageTails, ask
 from rollbridge.stream.epochs import EpochHistory, without_epochs
 from rollbridge.stream.keyspace import KeyRange, even_ranges
@@ -22,10 +22,9 @@ KEY = b"k"
 
 
 @pytest.fixture
-def reader() -> Iterator[LogReader]:
+def reader() -> LogReader:
     """Reads nothing: whatever is asked here is known from the history."""
-    with Cluster("127.0.0.1:1") as cluster:
-        yield LogReader(cluster, retry_timeout_s=0)
+    return KafkaClient("127.0.0.1:1").log(retry_timeout_s=0)
 
 
 def scaled(end: int) -> EpochHistory:

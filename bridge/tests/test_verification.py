@@ -25,8 +25,8 @@ from rollbridge.doctor.verification import (
 )
 from rollbridge.doctor.verify import Plan, Spill, Verifier
 from rollbridge.kafka.batches import BatchBuilder, Compression, parse_header
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import RawStretch
-from rollbridge.kafka.metadata import Cluster
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import even_ranges
@@ -232,7 +232,7 @@ def test_batches_that_are_damaged_or_lacking_are_found_but_where_compaction_may_
     batches[-1] ^= damaged
     history, plan = EpochHistory.create(even_ranges(1), 0), Plan({}, (0, 0), {})
     config = StreamConfig(name=StreamName("s", "own"), group=GroupName("s"), created_ms=0, buffer_topic_id="")
-    verifier = Verifier(Cluster("localhost:1"), config, history, plan)
+    verifier = Verifier(KafkaClient("localhost:1"), config, history, plan)
     tally, findings = VerificationTally(), verifier._found.findings
     placed = [Placed(0, 2, A, 0), Placed(begin, 2, A, 0)]
     present = SegmentCheck("s", placed, 0, 5, is_whole=True, findings=findings, tally=tally)

@@ -11,6 +11,7 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -86,25 +87,24 @@ def test_a_broker_that_does_not_answer_twice_in_a_row_is_told_of(monkeypatch: py
     told: list[tuple[str, ...]] = []
     leads = [True]
     watch = ReachWatch(KafkaClient("127.0.0.1:1"), lambda: leads[0], lambda: told.append(watch.unreachable))
-    brokers = Brokers()
-    monkeypatch.setattr(watch, "cluster", brokers)
-    watch.look()
+    brokers: Any = Brokers()
+    watch.look(brokers)
     brokers.silent = {2: "no answer within 3 s"}
-    watch.look()
+    watch.look(brokers)
     assert (watch.is_answered, told) == (True, []), "a moment is none"
     brokers.silent = {2: "connection refused"}
-    watch.look()
-    watch.look()
+    watch.look(brokers)
+    watch.look(brokers)
     assert told == [("broker 2 at b:9092: no answer within 3 s",)], "the same is told once"
     assert list(coordinator_faults(replace(Coordinator(1, 1), unreachable=told[0]))) == [f"cannot reach {told[0][0]}"]
     del brokers.known[2]
-    watch.look()
+    watch.look(brokers)
     assert told[1:] == [()], "one that the cluster has given up is nobody's fault"
     brokers.known.clear()
-    watch.look()
+    watch.look(brokers)
     assert watch.is_answered, "whoever leads notices by itself"
     leads[0] = False
-    watch.look()
+    watch.look(brokers)
     assert not watch.is_answered
 
 
@@ -114,7 +114,7 @@ def test_a_look_that_meets_a_defect_is_not_the_last(monkeypatch: pytest.MonkeyPa
     watch = ReachWatch(KafkaClient("127.0.0.1:1"), lambda: False, lambda: None)
     looks: list[None] = []
 
-    def look() -> None:
+    def look(_: object) -> None:
         looks.append(None)
         if len(looks) == 1:
             raise ValueError("nobody foresees that")

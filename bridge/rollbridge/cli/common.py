@@ -22,6 +22,7 @@ from rollbridge.base.text import printable, printable_lines
 from rollbridge.client.connection import Bridge, connect
 from rollbridge.config import ClientOptions, ConnectionSettings, default_home, load_settings
 from rollbridge.errors import LocalEnvironmentError
+from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.session import ZooKeeperSession
 
 # Text for people: tables readable in a pipe, ages, times and counts.
@@ -104,6 +105,10 @@ class CliContext:
             ConfigError: A setting is wrong, or no cluster is named.
         """
         return load_settings(self.flags, config_file=self.config_file, home=self.home)
+
+    def kafka(self) -> KafkaClient:
+        """Return a client of Kafka, whose connections end with the process; raise as :meth:`settings` does."""
+        return KafkaClient.of(self.settings())
 
     def answer(self, document: object, text: str) -> None:
         """Print the result: the document with ``--json``, the text otherwise."""

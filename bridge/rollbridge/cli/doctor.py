@@ -144,32 +144,33 @@ def repair(context: CliContext, dry_run: bool, force: bool, group_name: str | No
 
     With --commit-log it does nothing of this, but restarts a group whose commit log was deleted.
     """
-    settings = context.settings()
+    kafka = context.kafka()
     now_ms = wall_ms()
     with zookeeper_session(context) as session:
         if group_name is not None:
-            return _begin_log(context, session, group_named(group_name), now_ms, dry_run)
+            return _begin_log(context, kafka, session, group_named(group_name), now_ms, dry_run)
         found = outdated_groups(session)
         if not found and not force:
             context.answer({"outdated": [], "steps": []}, "no coordinator has found that ZooKeeper was set back")
             return ExitCode.OK
         # All groups: they share the transaction counter, and a group without a leader has noticed nothing yet.
-        topics = read_topics(settings)
+        topics = read_topics(kafka)
         names, nodes = Metadata(session).groups(), read_nodes(session)
-        names += lost_groups(settings, nodes, names, topics)
-        steps = plan(nodes, gather_evidence(settings, names, topics), now_ms)
+        names += lost_groups(kafka, nodes, names, topics)
+        steps = plan(nodes, gather_evidence(kafka, names, topics), now_ms)
         if not dry_run:
-            carry_out(settings, session, steps, context.tell)
+            carry_out(kafka, session, steps, context.tell)
     return _report(context, found, steps, dry_run)
 
 
-def _begin_log(context: CliContext, session: ZooKeeperSession, name: GroupName, now_ms: int, dry_run: bool) -> ExitCode:
-    settings = context.settings()
-    topics = read_topics(settings)
-    journal = read_journal(settings, name) if name.terminated_topic in topics else {}
+def _begin_log(
+    context: CliContext, kafka: KafkaClient, session: ZooKeeperSession, name: GroupName, now_ms: int, dry_run: bool
+) -> ExitCode:
+    topics = read_topics(kafka)
+    journal = read_journal(kafka, name) if name.terminated_topic in topics else {}
     steps = begin_log(read_group_nodes(session, name), name, journal, topics, now_ms)
     if not dry_run:
-        carry_out(settings, session, steps, context.tell)
+        carry_out(kafka, session, steps, context.tell)
     return _report(context, [], steps, dry_run)
 
 
@@ -201,8 +202,7 @@ def list_snapshots(context: CliContext, scope: str | None) -> None:
     """List the snapshots of all buffers, one line per partition."""
     with connected(context) as b:
         streams = b.admin.list_streams(scope)
-    settings = context.settings()
-    kafka = KafkaClient.of(settings)
+    kafka = context.kafka()
     readers = {name: SnapshotReader(kafka, name) for name in {item.name.scope for item in streams}}
     found = [item for stream in streams for item in readers[stream.name.scope].of(stream)]
     rows = [
@@ -293,8 +293,7 @@ def _of(context: CliContext, stream_name: str) -> tuple[SnapshotReader, list[Buf
     check_stream_or_topic(stream_name)
     with connected(context) as b:
         config = b.admin.describe(stream_name).config
-    settings = context.settings()
-    reader = SnapshotReader(KafkaClient.of(settings), config.name.scope)
+    reader = SnapshotReader(context.kafka(), config.name.scope)
     return reader, list(reader.of(config))
 
 

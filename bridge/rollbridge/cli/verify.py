@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rollbridge.cli.common import CliContext, ExitCode, connected, counted
 from rollbridge.doctor import verify as checks
 from rollbridge.doctor.verification import VerificationTally
-from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.names import check_stream_or_topic
 
 _UNCHECKED = {
@@ -41,11 +40,10 @@ def verify(context: CliContext, stream_name: str, no_progress: bool) -> int:
     with connected(context) as b:
         config = b.admin.describe(stream_name).config
         history = b.admin.history(stream_name)
-    settings = context.settings()
     began = time.monotonic()
     shown = not no_progress and not context.json and Console(stderr=True).is_terminal
     with _bar(shown) as (planned, tell):
-        found = checks.verify(KafkaClient.of(settings), config, history, planned=planned, tell=tell)
+        found = checks.verify(context.kafka(), config, history, planned=planned, tell=tell)
     seconds = time.monotonic() - began
     document = {
         "stream": str(config.name),

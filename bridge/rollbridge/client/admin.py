@@ -31,7 +31,6 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import EARLIEST, LATEST, LogOffsets, list_offsets
 from rollbridge.kafka.topics import view_topics
@@ -946,7 +945,7 @@ def sample_topic(kafka: KafkaClient, topic: str, timeout_s: float) -> Fit:
         places = [(topic, number) for number in range(0, known.partitions, step)]
         starts = list_offsets(cluster, places, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset", deadline)
         ends = list_offsets(cluster, places, LATEST, Isolation.READ_COMMITTED, "read the end", deadline)
-        reader = LogReader(cluster, retry_timeout_s=deadline.left())
+        reader = kafka.log(retry_timeout_s=deadline.left())
 
         def keys() -> Iterator[tuple[bytes, int]]:
             for place in places:

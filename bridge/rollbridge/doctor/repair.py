@@ -11,7 +11,6 @@ from rollbridge.base.ids import TransactionId, shared_count
 from rollbridge.buffer.frames import FrameKind, decode_begin, unpack_bundle, unpack_header
 from rollbridge.buffer.snapshot_topic import read_all, read_latest
 from rollbridge.commitlog.control import ControlKind, peek_kind
-from rollbridge.config import ConnectionSettings
 from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Isolation
@@ -62,7 +61,7 @@ def _read_below(session: ZooKeeperSession, roots: list[str]) -> dict[str, bytes]
 
 
 def lost_groups(
-    settings: ConnectionSettings, nodes: Mapping[str, bytes], known: Sequence[GroupName], topics: Iterable[str]
+    kafka: KafkaClient, nodes: Mapping[str, bytes], known: Sequence[GroupName], topics: Iterable[str]
 ) -> list[GroupName]:
     """Return groups unknown to ZooKeeper that, by their journals, were led under this ZooKeeper path.
 
@@ -74,13 +73,13 @@ def lost_groups(
     for topic in sorted(topics):
         name = group_of_terminated(topic)
         if cluster and name is not None and name not in known:
-            journal = read_journal(settings, name)
+            journal = read_journal(kafka, name)
             if journal.get(paths.CLUSTER) == cluster and paths.group(name) in journal:
                 found.append(name)
     return found
 
 
-def read_topics(settings: ConnectionSettings) -> dict[str, str]:
+def read_topics(kafka: KafkaClient) -> dict[str, str]:
     """Return the ids of all topics there are.
 
     To be called before :func:`read_nodes`: ZooKeeper records what belongs to the topics of a change before they are
@@ -88,18 +87,14 @@ def read_topics(settings: ConnectionSettings) -> dict[str, str]:
     Raises:
         KafkaUnavailableError, NotAuthorizedError
     """
-    with KafkaClient.of(settings) as kafka:
-        admin = kafka.topics
-        return {name: str(identity) for name, identity in admin.topic_ids(admin.list_topics()).items()}
+    return {name: str(identity) for name, identity in kafka.topics.topic_ids(kafka.topics.list_topics()).items()}
 
 
-def gather_evidence(
-    settings: ConnectionSettings, names: Sequence[GroupName], topics: Mapping[str, str]
-) -> list[GroupEvidence]:
+def gather_evidence(kafka: KafkaClient, names: Sequence[GroupName], topics: Mapping[str, str]) -> list[GroupEvidence]:
     """Return Kafka's evidence about groups; reads their commit logs and buffers from end to end.
 
     Args:
-        settings: The connection.
+        kafka: Where it is read.
         names: The groups.
         topics: All topics, with their ids.
 
@@ -107,35 +102,28 @@ def gather_evidence(
         KafkaUnavailableError, NotAuthorizedError
         CorruptDataError: A group has no journal.
     """
-    with KafkaClient.of(settings) as kafka:
-        return [_evidence(kafka, name, topics) for name in names]
+    return [_evidence(kafka, name, topics) for name in names]
 
 
-def read_journal(settings: ConnectionSettings, name: GroupName) -> Journal:
+def read_journal(kafka: KafkaClient, name: GroupName) -> Journal:
     """Return the journal of a group, whose topic exists.
 
     Raises:
         KafkaUnavailableError, NotAuthorizedError
     """
-    with KafkaClient.of(settings) as kafka:
-        return _journal(kafka, name)
-
-
-def _journal(kafka: KafkaClient, name: GroupName) -> Journal:
     latest = read_latest(kafka, name.terminated_topic)
     return split({key: item.value for key, item in latest.items()})[1]
 
 
 def carry_out(
-    settings: ConnectionSettings, session: ZooKeeperSession, steps: Sequence[RepairStep], tell: Callable[[str], None]
+    kafka: KafkaClient, session: ZooKeeperSession, steps: Sequence[RepairStep], tell: Callable[[str], None]
 ) -> None:
     """Carry out the planned steps, one after the other."""
-    with KafkaClient.of(settings) as kafka:
-        for step in steps:
-            tell(step.what)
-            kafka.topics.delete_topics({topic: uuid.UUID(identity) for topic, identity in step.topics.items()})
-            for batch in step.batches:
-                session.multi(batch)
+    for step in steps:
+        tell(step.what)
+        kafka.topics.delete_topics({topic: uuid.UUID(identity) for topic, identity in step.topics.items()})
+        for batch in step.batches:
+            session.multi(batch)
 
 
 def _evidence(kafka: KafkaClient, name: GroupName, topics: Mapping[str, str]) -> GroupEvidence:
@@ -144,7 +132,7 @@ def _evidence(kafka: KafkaClient, name: GroupName, topics: Mapping[str, str]) ->
             f"group {name} has no journal: topic {name.terminated_topic} does not exist; nothing was changed; restore "
             "ZooKeeper from a later backup"
         )
-    journal, counter = _journal(kafka, name), -1
+    journal, counter = read_journal(kafka, name), -1
     # Buffers first: a transaction that has an outcome by now had it when the log is read.
     highest, sessions, ongoing = _read_buffers(kafka, journal, topics)
     if name.commit_log_topic in topics:

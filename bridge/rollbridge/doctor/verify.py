@@ -38,8 +38,8 @@ from rollbridge.errors import CorruptDataError, NotFoundError
 from rollbridge.kafka.batches import check_crc, complete_batches, parse_header
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.committed import BatchStanding, judge
-from rollbridge.kafka.fetch import LogReader, RawStretch
-from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.fetch import RawStretch
+from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
@@ -129,9 +129,9 @@ class Verifier:
     """Reads what a plan names; for one thread, and for one stream."""
 
     def __init__(
-        self, cluster: Cluster, config: StreamConfig, history: EpochHistory, plan: Plan, tell: Tell | None = None
+        self, kafka: KafkaClient, config: StreamConfig, history: EpochHistory, plan: Plan, tell: Tell | None = None
     ) -> None:
-        self._log = LogReader(cluster)
+        self._log = kafka.log()
         self._config = config
         self._history = history
         self._plan = plan
@@ -435,5 +435,4 @@ def verify(
     plan = make_plan(kafka.topics, config, history)
     if planned is not None:
         planned(plan)
-    with kafka.cluster() as cluster:
-        return Verifier(cluster, config, history, plan, tell).run()
+    return Verifier(kafka, config, history, plan, tell).run()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from enum import Enum
 from math import inf
 from types import TracebackType
@@ -34,7 +34,7 @@ from rollbridge.kafka.errors import (
     TransactionalIdLockedError,
 )
 from rollbridge.kafka.groups import send_group_offsets
-from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.metadata import Cluster, Clusters, Isolation
 from rollbridge.kafka.offsets import read_end_offset
 from rollbridge.kafka.transactions import (
     Addressed,
@@ -214,7 +214,7 @@ class TransactionalAppender:
     appenders used in turn never wait for the markers of the previous transaction.
 
     Args:
-        cluster: Connections of the appender's own, with ``request_timeout_ms`` as their time-out; it closes them.
+        clusters: Pool of connections; a transaction has its own from its first append to its end.
         transaction_timeout_ms: Age at which the coordinator aborts an open transaction; at most the broker's
             ``transaction.max.timeout.ms``, by default 15 minutes.
         request_timeout_ms: Longest wait for the answer to one request.
@@ -231,7 +231,7 @@ class TransactionalAppender:
 
     def __init__(
         self,
-        cluster: Cluster,
+        clusters: Clusters,
         transactional_id: str,
         *,
         transaction_timeout_ms: int = 900_000,
@@ -251,14 +251,10 @@ class TransactionalAppender:
         self._unknown_topic_timeout_ms = unknown_topic_timeout_ms
         self._topic_timeout_ms = topic_timeout_ms or (lambda _: retry_timeout_ms)
         self._locked_timeout_s = inf if locked_timeout_ms is None else locked_timeout_ms / 1000
-        self._cluster = cluster
-        self._coordination = Coordination(
-            self._cluster,
-            transactional_id,
-            transaction_timeout_ms=transaction_timeout_ms,
-            retry_timeout_s=retry_timeout_ms / 1000,
-            locked_timeout_s=self._locked_timeout_s,
-        )
+        self._transaction_timeout_ms = transaction_timeout_ms
+        self._clusters = clusters
+        self._deadline: Deadline | None = None
+        self._held: tuple[Cluster, Coordination] | None = None
         self._state = AppenderState.NEW
         self._producer: ProducerFields | None = None
         self._session = ProduceSession()
@@ -279,9 +275,49 @@ class TransactionalAppender:
         """Current state."""
         return self._state
 
-    def within(self, deadline: Deadline) -> AbstractContextManager[None]:
+    @contextmanager
+    def within(self, deadline: Deadline) -> Iterator[None]:
         """Bound all operations in a context by a deadline, within the time-outs that they have anyway."""
-        return self._cluster.within(deadline)
+        before = self._deadline
+        self._bound(deadline)
+        try:
+            yield
+        finally:
+            self._bound(before)
+
+    def _bound(self, deadline: Deadline | None) -> None:
+        self._deadline = deadline
+        if self._held is not None:
+            self._held[0].deadline = deadline
+
+    @property
+    def _cluster(self) -> Cluster:
+        return self._borrowed()[0]
+
+    @property
+    def _coordination(self) -> Coordination:
+        return self._borrowed()[1]
+
+    def _borrowed(self) -> tuple[Cluster, Coordination]:
+        """Return the connections of the open transaction, or of this operation."""
+        if self._held is None:
+            cluster = self._clusters.take(request_timeout_s=self._request_timeout_ms / 1000)
+            cluster.deadline = self._deadline
+            coordination = Coordination(
+                cluster,
+                self.transactional_id,
+                transaction_timeout_ms=self._transaction_timeout_ms,
+                retry_timeout_s=self._retry_timeout_ms / 1000,
+                locked_timeout_s=self._locked_timeout_s,
+            )
+            self._held = cluster, coordination
+        return self._held
+
+    def _give_back(self) -> None:
+        """Give the connections back unless a transaction is open on them."""
+        if self._held is not None and self._state not in (AppenderState.IN_TRANSACTION, AppenderState.MUST_ABORT):
+            self._clusters.give_back(self._held[0])
+            self._held = None
 
     def init(self) -> None:
         """Take the transactional id, or recover it; no transaction of it is open afterwards.
@@ -298,7 +334,6 @@ class TransactionalAppender:
         """
         self._enter(Operation.INIT)
         with self._translated(Operation.INIT):
-            self._cluster.disconnect()
             self._session = ProduceSession()
             if self._producer is None:
                 self._producer = self._coordination.take_over()
@@ -410,8 +445,8 @@ class TransactionalAppender:
         except Exception as exc:  # the coordinator's time-out or the next init ends the transaction anyway
             logger.warning("appender.closed transactional_id=%s transaction=open reason=%s", self.transactional_id, exc)
         finally:
-            self._cluster.close()
             self._move(Operation.CLOSE, Result.OK)
+            self._give_back()
 
     def end_offset(self, topic: str, isolation: Isolation = Isolation.READ_UNCOMMITTED, partition: int = 0) -> int:
         """Return the end of a partition: its high watermark, or its last stable offset for ``READ_COMMITTED``.
@@ -424,14 +459,17 @@ class TransactionalAppender:
         """
         if self._state is AppenderState.CLOSED:
             raise self._invalid("end_offset")
-        return read_end_offset(
-            self._cluster,
-            topic,
-            partition,
-            isolation,
-            retry_timeout_s=self._cluster.bounded_s(self._retry_timeout_ms / 1000),
-            unknown_topic_timeout_s=self._unknown_topic_timeout_ms / 1000,
-        )
+        try:
+            return read_end_offset(
+                self._cluster,
+                topic,
+                partition,
+                isolation,
+                retry_timeout_s=self._cluster.bounded_s(self._retry_timeout_ms / 1000),
+                unknown_topic_timeout_s=self._unknown_topic_timeout_ms / 1000,
+            )
+        finally:
+            self._give_back()
 
     def is_locked(self) -> bool:
         """Return True while markers of the last transaction are missing: Kafka starts no other one with this id.
@@ -443,6 +481,8 @@ class TransactionalAppender:
             return self._coordination.is_locked()
         except RequestRefusedError as exc:
             raise KafkaUnavailableError(str(exc)) from exc
+        finally:
+            self._give_back()
 
     @property
     def _current(self) -> ProducerFields:
@@ -486,8 +526,8 @@ class TransactionalAppender:
                 state.value,
             )
         self._state = state
-        if result is Result.UNKNOWN:
-            self._cluster.forget()
+        if result is Result.UNKNOWN and self._held is not None:
+            self._held[0].forget()
 
     @contextmanager
     def _translated(self, operation: Operation) -> Iterator[None]:
@@ -523,6 +563,8 @@ class TransactionalAppender:
         except BaseException:
             self._move(operation, Result.UNKNOWN)
             raise
+        finally:
+            self._give_back()
 
     def _failed(
         self, operation: Operation, meaning: Meaning, code: ErrorCode, topic: str | None, exc: Exception
@@ -570,7 +612,7 @@ class TransactionalAppender:
             case Operation.INIT, _:
                 why = codes.name(code)
                 if code is ErrorCode.invalid_transaction_timeout:
-                    why += f": {self._coordination.timeout_ms} ms are more than its transaction.max.timeout.ms"
+                    why += f": {self._transaction_timeout_ms} ms are more than its transaction.max.timeout.ms"
                 return ConfigError(f"the broker refuses to set up {resource}: {why}")
             case Operation.ABORT, _:
                 return self._unknown(operation, exc)

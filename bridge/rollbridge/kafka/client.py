@@ -13,7 +13,7 @@ from typing import Final, Protocol, Self, Unpack
 
 from rollbridge.base.deadlines import Deadline
 from rollbridge.errors import KafkaUnavailableError
-from rollbridge.kafka.appender import REQUEST_TIMEOUT_MS, AppenderTimeouts, TransactionalAppender
+from rollbridge.kafka.appender import AppenderTimeouts, TransactionalAppender
 from rollbridge.kafka.fetch import FETCH_BYTES, LogReader
 from rollbridge.kafka.follower import IDLE_WAIT_MS, Follower
 from rollbridge.kafka.groups import GroupOffsetStore
@@ -62,6 +62,7 @@ class KafkaClient:
         self._security = dict(security or {})
         self._client_id = client_id
         self._epochs = LeaderEpochs()
+        self._others: dict[str, KafkaClient] = {}
         self._clusters = Clusters(self.cluster)
         self.topics: Final = TopicAdmin(self._clusters, timeout_s)
         self.offsets: Final = LogOffsets(self._clusters, timeout_s)
@@ -77,8 +78,9 @@ class KafkaClient:
         )
 
     def named(self, client_id: str) -> KafkaClient:
-        """Return a client under another identity, with connections of its own."""
-        return KafkaClient(self.bootstrap_servers, security=self._security, client_id=client_id)
+        """Return the client of another identity, with connections of its own; it is closed with this one."""
+        client = KafkaClient(self.bootstrap_servers, security=self._security, client_id=client_id)
+        return self._others.setdefault(client_id, client)
 
     def __repr__(self) -> str:
         return f"<KafkaClient {self._client_id} of {self.bootstrap_servers}>"
@@ -94,6 +96,13 @@ class KafkaClient:
     def close(self) -> None:
         """Close the idle connections; the next request opens others."""
         self._clusters.close()
+        for other in list(self._others.values()):
+            other.close()
+
+    def trim(self) -> None:
+        """Close connections that are not used any more; brokers do so after some minutes."""
+        for client in (self, *list(self._others.values())):
+            client._clusters.trim()
 
     def cluster_id(self, timeout_s: float) -> str:
         """Return the identity of the cluster.
@@ -110,9 +119,11 @@ class KafkaClient:
                 "the address right?"
             ) from fault
 
-    def borrow(self, deadline: Deadline) -> AbstractContextManager[Cluster]:
-        """Lend a cluster to this thread, with all waiting bounded by the deadline."""
-        return self._clusters.borrow(deadline)
+    def borrow(
+        self, deadline: Deadline | None = None, *, connect_timeout_s: float = 10.0, request_timeout_s: float = 30.0
+    ) -> AbstractContextManager[Cluster]:
+        """Lend a cluster to this thread, with all waiting bounded by the time-outs and the deadline."""
+        return self._clusters.borrow(deadline, connect_timeout_s=connect_timeout_s, request_timeout_s=request_timeout_s)
 
     def cluster(self, *, connect_timeout_s: float = 10.0, request_timeout_s: float = 30.0) -> Cluster:
         """Return connections of the caller's own, for one thread at a time; it closes them."""
@@ -126,9 +137,9 @@ class KafkaClient:
         )
 
     def log(self, *, retry_timeout_s: float = 30.0, unknown_topic_timeout_s: float = 5.0) -> LogReader:
-        """Return a reader of partitions with connections of its own; the caller closes it."""
+        """Return a reader of partitions."""
         return LogReader(
-            self.cluster(), retry_timeout_s=retry_timeout_s, unknown_topic_timeout_s=unknown_topic_timeout_s
+            self._clusters, retry_timeout_s=retry_timeout_s, unknown_topic_timeout_s=unknown_topic_timeout_s
         )
 
     def group(self, group_id: str) -> GroupOffsetStore:
@@ -150,6 +161,5 @@ class KafkaClient:
         )
 
     def appender(self, transactional_id: str, **options: Unpack[AppenderTimeouts]) -> TransactionalAppender:
-        """Return an appender in native transactions, with connections of its own; the caller closes it."""
-        cluster = self.cluster(request_timeout_s=options.get("request_timeout_ms", REQUEST_TIMEOUT_MS) / 1000)
-        return TransactionalAppender(cluster, transactional_id, **options)
+        """Return an appender in native transactions; the caller closes it."""
+        return TransactionalAppender(self._clusters, transactional_id, **options)

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -29,7 +29,7 @@ from rollbridge.errors import CorruptDataError, KafkaUnavailableError
 from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.committed import AbortedSpan, committed_records
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.metadata import Cluster, CodeError, Isolation
+from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, Isolation
 from rollbridge.kafka.offsets import ask_first_offset, read_end_offset, read_patiently
 from rollbridge.stream.group_offsets import NO_EPOCH
 
@@ -105,23 +105,31 @@ class RawStretch(NamedTuple):
 
 
 class LogReader:
-    """Reader of partitions through a :class:`Cluster` of its own. Not thread-safe."""
+    """Reader of partitions, over connections borrowed for each request. Not thread-safe."""
 
     def __init__(
-        self, cluster: Cluster, *, retry_timeout_s: float = 30.0, unknown_topic_timeout_s: float = 5.0
+        self, clusters: Clusters, *, retry_timeout_s: float = 30.0, unknown_topic_timeout_s: float = 5.0
     ) -> None:
-        self._cluster = cluster
+        self._clusters = clusters
+        self._deadline: Deadline | None = None
+        self._held: Cluster | None = None
+        """Borrowed since a request was sent in advance."""
         self._retry_timeout_s = retry_timeout_s
         self._unknown_topic_timeout_s = unknown_topic_timeout_s
         self._asked: tuple[Wanted, Connection] | None = None
 
     def close(self) -> None:
-        """Close the connections."""
-        self._cluster.close()
+        """Give back what is borrowed."""
+        self.unask()
 
-    def within(self, deadline: Deadline) -> AbstractContextManager[None]:
+    @contextmanager
+    def within(self, deadline: Deadline) -> Iterator[None]:
         """Bound all reading in a context by a deadline."""
-        return self._cluster.within(deadline)
+        before, self._deadline = self._deadline, deadline
+        try:
+            yield
+        finally:
+            self._deadline = before
 
     def end(self, topic: str, *, partition: int = 0) -> int:
         """Return the end of a partition; later appends get this offset or a higher one.
@@ -129,14 +137,15 @@ class LogReader:
         Raises:
             TopicNotFoundError, NotAuthorizedError, KafkaUnavailableError
         """
-        return read_end_offset(
-            self._cluster,
-            topic,
-            partition,
-            Isolation.READ_UNCOMMITTED,
-            retry_timeout_s=self._retry_timeout_s,
-            unknown_topic_timeout_s=self._unknown_topic_timeout_s,
-        )
+        with self._clusters.borrow(self._deadline) as cluster:
+            return read_end_offset(
+                cluster,
+                topic,
+                partition,
+                Isolation.READ_UNCOMMITTED,
+                retry_timeout_s=self._retry_timeout_s,
+                unknown_topic_timeout_s=self._unknown_topic_timeout_s,
+            )
 
     def ask(
         self,
@@ -152,18 +161,23 @@ class LogReader:
 
         If no fetch of this offset follows, the answer is lost with its connection. The fetch also reports any fault.
         """
+        self.unask()
+        cluster = self._held = self._clusters.take()
         try:
-            connection = self._cluster.connection(self._cluster.leader(topic, partition))
+            connection = cluster.connection(cluster.leader(topic, partition))
             wanted = Wanted(topic, partition, offset, last_epoch)
             send_fetch(connection, [wanted], wait_ms, Isolation.READ_COMMITTED, max_bytes)
         except (CodeError, KafkaUnavailableError) as fault:
             logger.debug("prefetch.failed topic=%s reason=%s", topic, fault)
+            self.unask()
         else:
             self._asked = wanted, connection
 
     def unask(self) -> None:
         """Discard the request sent in advance: its answer would be stale."""
-        self._asked = None
+        held, self._held, self._asked = self._held, None, None
+        if held is not None:
+            self._clusters.give_back(held)
 
     def fetch(
         self,
@@ -210,16 +224,33 @@ class LogReader:
         last_epoch: int = NO_EPOCH,
     ) -> RawStretch:
         """Fetch as :meth:`fetch` does, without parsing the batches."""
-        return read_patiently(
-            self._cluster,
-            topic,
-            lambda: self._fetch_once(Wanted(topic, partition, offset, last_epoch), wait_ms, isolation, max_bytes),
-            "topic",
-            retry_timeout_s=self._retry_timeout_s,
-            unknown_topic_timeout_s=self._unknown_topic_timeout_s,
-        )
+        wanted = Wanted(topic, partition, offset, last_epoch)
+        with self._cluster() as cluster:
+            return read_patiently(
+                cluster,
+                topic,
+                lambda: self._fetch_once(cluster, wanted, wait_ms, isolation, max_bytes),
+                "topic",
+                retry_timeout_s=self._retry_timeout_s,
+                unknown_topic_timeout_s=self._unknown_topic_timeout_s,
+            )
 
-    def _fetch_once(self, wanted: Wanted, wait_ms: int, isolation: Isolation, max_bytes: int) -> RawStretch:
+    @contextmanager
+    def _cluster(self) -> Iterator[Cluster]:
+        """Lend the cluster of the request that was sent in advance, or another one."""
+        if self._held is None:
+            with self._clusters.borrow(self._deadline) as cluster:
+                yield cluster
+            return
+        self._held.deadline = self._deadline
+        try:
+            yield self._held
+        finally:
+            self.unask()
+
+    def _fetch_once(
+        self, cluster: Cluster, wanted: Wanted, wait_ms: int, isolation: Isolation, max_bytes: int
+    ) -> RawStretch:
         while True:
             topic, partition, offset, last_epoch = wanted
             try:
@@ -227,11 +258,11 @@ class LogReader:
                 if asked is not None and asked[0] == wanted:
                     found = _answer(topic, asked[1])
                 else:
-                    found = ask_batches(self._cluster, wanted, wait_ms, isolation, max_bytes)
+                    found = ask_batches(cluster, wanted, wait_ms, isolation, max_bytes)
             except CodeError as exc:
                 if exc.code != ErrorCode.offset_out_of_range:
                     raise
-                first = ask_first_offset(self._cluster, topic, partition)
+                first = ask_first_offset(cluster, topic, partition)
                 if offset >= first:
                     if last_epoch != NO_EPOCH:  # the leader may know no such epoch
                         raise diverged(topic, offset) from exc

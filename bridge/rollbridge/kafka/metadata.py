@@ -48,7 +48,9 @@ NodeId = int
 
 _DIAL_FIRST_S: Final = 0.02
 _DIAL_MAX_S: Final = 1.0
-_IDLE_MAX: Final = 4
+_IDLE_MAX: Final = 8
+_IDLE_S: Final = 10.0
+"""Time after which connections that were not borrowed again are closed."""
 _FAILED_S: Final = 60.0
 _FAILED: Final[dict[Broker, float]] = {}
 """Time at which a broker could not be reached, or refused us, for all clusters of this process: each that is new would
@@ -167,8 +169,8 @@ class Cluster:
         self._bootstrap = parse_bootstrap(bootstrap_servers)
         self._security = Security.from_config(security)
         self._client_id = client_id
-        self._connect_timeout_s = min(connect_timeout_s, request_timeout_s)
-        self._request_timeout_s = request_timeout_s
+        self.connect_timeout_s = connect_timeout_s
+        self.request_timeout_s = request_timeout_s
         self._brokers: dict[NodeId, Broker] = {}
         self._leaders: dict[str, dict[int, _Leader]] = {}
         self._doubted: set[str] = set()
@@ -196,6 +198,11 @@ class Cluster:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def lend(self, connect_timeout_s: float, request_timeout_s: float) -> None:
+        """Begin with another user: a broker that the one before could not reach is dialled at once."""
+        self.connect_timeout_s, self.request_timeout_s = connect_timeout_s, request_timeout_s
+        self._dialling.clear()
 
     @contextmanager
     def within(self, deadline: Deadline) -> Iterator[None]:
@@ -285,6 +292,7 @@ class Cluster:
         if existing is not None:
             if existing.usable():
                 existing.deadline = self.deadline
+                existing.request_timeout_s = self.request_timeout_s
                 self._connections[node] = existing
                 return existing
             existing.close()
@@ -411,6 +419,7 @@ class Cluster:
             try:
                 if not is_mistrusted and known.usable():
                     known.deadline = self._share(len(brokers))
+                    known.request_timeout_s = self.request_timeout_s
                     return known.call(request, response_type)
             except ConnectionLostError as exc:
                 logger.debug("metadata.retried reason=%s", exc)
@@ -446,15 +455,16 @@ class Cluster:
         known = self._dialling.get(broker)
         if known is not None and time.monotonic() < known.not_before:
             raise KafkaUnavailableError(f"{known.fault} (not tried again at once)")
-        left_s = self._connect_timeout_s if deadline is None else deadline.left()
+        most_s = min(self.connect_timeout_s, self.request_timeout_s)
+        left_s = most_s if deadline is None else deadline.left()
         try:
             connection = Connection(
                 broker.host,
                 broker.port,
                 security=self._security,
                 client_id=self._client_id,
-                connect_timeout_s=max(0.001, min(self._connect_timeout_s, left_s)),
-                request_timeout_s=self._request_timeout_s,
+                connect_timeout_s=max(0.001, min(most_s, left_s)),
+                request_timeout_s=self.request_timeout_s,
                 on_silence=partial(_note_silence, broker),
             )
         except (AuthenticationError, UnsupportedBrokerError):
@@ -496,32 +506,56 @@ class Clusters:
     def __init__(self, connect: Callable[[], Cluster]) -> None:
         self._open = connect
         # Report a fault in the settings here, not at the first request.
-        self._idle: list[Cluster] = [connect()]
+        self._idle: list[tuple[Cluster, float]] = [(connect(), time.monotonic())]
+        """The least recently used one first, and since when it has not been used."""
         self._lock = threading.Lock()
         hold(self, "_lock")
 
     @contextmanager
-    def borrow(self, deadline: Deadline) -> Iterator[Cluster]:
-        """Lend a cluster to this thread, with all waiting bounded by the deadline."""
-        with self._lock:
-            cluster = self._idle.pop() if self._idle else self._open()
+    def borrow(
+        self, deadline: Deadline | None = None, *, connect_timeout_s: float = 10.0, request_timeout_s: float = 30.0
+    ) -> Iterator[Cluster]:
+        """Lend a cluster to this thread, with all waiting bounded by the time-outs and the deadline."""
+        cluster = self.take(connect_timeout_s=connect_timeout_s, request_timeout_s=request_timeout_s)
         try:
-            with cluster.within(deadline):
-                yield cluster
+            cluster.deadline = deadline
+            yield cluster
         finally:
-            with self._lock:
-                keep = len(self._idle) < _IDLE_MAX
-                if keep:
-                    self._idle.append(cluster)
-            if not keep:
-                cluster.close()
+            self.give_back(cluster)
+
+    def take(self, *, connect_timeout_s: float = 10.0, request_timeout_s: float = 30.0) -> Cluster:
+        """Return a cluster, for this thread until it is given back."""
+        with self._lock:
+            cluster = self._idle.pop()[0] if self._idle else self._open()
+        cluster.lend(connect_timeout_s, request_timeout_s)
+        return cluster
+
+    def give_back(self, cluster: Cluster) -> None:
+        """Take a cluster back: a connection on which an answer is awaited is used no more."""
+        cluster.deadline = None
+        if is_gone(self._lock):
+            return
+        with self._lock:
+            self._idle.append((cluster, time.monotonic()))
+            is_spare = len(self._idle) > _IDLE_MAX or time.monotonic() - self._idle[0][1] > _IDLE_S
+        if is_spare:
+            self.trim()
+
+    def trim(self) -> None:
+        """Close what is more than is used."""
+        limit = time.monotonic() - _IDLE_S
+        with self._lock:
+            kept = [item for item in self._idle if item[1] > limit][-_IDLE_MAX:]
+            spare, self._idle = self._idle[: len(self._idle) - len(kept)], kept
+        for cluster, _ in spare:
+            cluster.close()
 
     def close(self) -> None:
         """Close the idle connections; the next request opens others."""
         if is_gone(self._lock):
             return
         with self._lock:
-            for cluster in self._idle:
+            for cluster, _ in self._idle:
                 cluster.disconnect()
 
 

@@ -20,7 +20,6 @@ from rollbridge.client.identity import own_name
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.reader import beginning, locate, readable_ends, since
 from rollbridge.errors import GroupMismatchError, InvalidRequestError, NotFoundError, TruncatedError
-from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.session import ZooKeeperSession
@@ -52,7 +51,7 @@ from rollbridge.spark.settings import (
     read_source,
     schema_of,
 )
-from rollbridge.spark.worker import Prompt
+from rollbridge.spark.worker import Prompt, kafka_client
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.positions import At, Latest, ReadPosition, Since, parse_start
 from rollbridge.stream.routing import StreamView
@@ -90,7 +89,7 @@ class DriverConnection:
             security=self.connection.zookeeper_security,
         )
         self._session.start(options.connect_timeout_s)
-        self.kafka = KafkaClient.of(self.connection)
+        self.kafka = kafka_client(self.connection)
         try:
             self.cluster_id = self.kafka.cluster_id(options.connect_timeout_s)
             self.metadata = Metadata(self._session)
@@ -343,10 +342,10 @@ class _Reading(Prompt):
         driver = self._driver
         assert self._connection is not None  # the driver has just used it
         if self._runs is None:
-            from rollbridge.spark.source_task import CommitRuns, log_reader
+            from rollbridge.spark.source_task import CommitRuns
 
             self._runs = CommitRuns(
-                log_reader(self._connection.connection),
+                kafka_client(self._connection.connection).log(),
                 self._connection.kafka.offsets,
                 driver.stream,
                 driver.view().config.group,

@@ -11,7 +11,6 @@ one the bytes in between, costs nothing to make::
 
 from __future__ import annotations
 
-import atexit
 import logging
 import time
 from bisect import bisect_right
@@ -29,7 +28,6 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.records import OWN_HEADERS, Preview, why_unknown
 from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError, UnavailableError
-from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
@@ -45,7 +43,7 @@ from rollbridge.spark.source_records import (
     equals,
     headers_of,
 )
-from rollbridge.spark.worker import Kept
+from rollbridge.spark.worker import kafka_client
 from rollbridge.stream.names import GroupName, StreamName, show_partition
 
 if TYPE_CHECKING:
@@ -257,7 +255,7 @@ def read_portion(
         NotAuthorizedError, KafkaUnavailableError.
     """
     arrow = to_arrow_schema(schema, timezone="UTC")
-    reader = log_reader(connection)
+    reader = kafka_client(connection).log()
     for piece in portion.pieces:
         try:
             for records in _records(reader, piece, fail=fail):
@@ -319,21 +317,6 @@ class ReadTimeout:
             )
 
 
-_readers: Final[Kept[LogReader]] = Kept()
-atexit.register(_readers.close)
-
-
-def log_reader(connection: ConnectionSettings) -> LogReader:
-    """Return this process's reader of a cluster, which is kept for later tasks."""
-
-    def connect() -> LogReader:
-        return KafkaClient.of(connection).log()
-
-    found = _readers.get(connection.identity(), connect)
-    found.unask()
-    return found
-
-
 def read_previews(
     connection: ConnectionSettings, portion: PreviewPortion, names: Sequence[str], schema: StructType
 ) -> Iterator[pa.RecordBatch]:
@@ -343,8 +326,7 @@ def read_previews(
         KafkaUnavailableError, NotFoundError, NotAuthorizedError.
     """
     arrow = to_arrow_schema(schema, timezone="UTC")
-    kafka = KafkaClient.of(connection)
-    tail = PreviewTail(kafka, portion.config)
+    tail = PreviewTail(kafka_client(connection), portion.config)
     try:
         while not tail.is_caught_up:
             rows = [_preview_row(item) for item in tail.take(_PREVIEW_WAIT_S)]
@@ -355,7 +337,6 @@ def read_previews(
                 yield pa.RecordBatch.from_arrays(columns, schema=arrow)
     finally:
         tail.close()
-        kafka.close()
 
 
 def _preview_row(item: Preview) -> dict[str, Any]:

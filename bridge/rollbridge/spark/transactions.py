@@ -27,8 +27,8 @@ from rollbridge.spark.settings import (
     read_log_settings,
 )
 from rollbridge.spark.source import DriverConnection, judge_loss
-from rollbridge.spark.source_task import ReadTimeout, log_reader
-from rollbridge.spark.worker import Prompt
+from rollbridge.spark.source_task import ReadTimeout
+from rollbridge.spark.worker import Prompt, kafka_client
 from rollbridge.stream.names import GroupName, StreamName
 from rollbridge.stream.positions import LogPosition
 
@@ -194,7 +194,7 @@ class _TransactionsReading(Prompt):
         """Read a task's range of the log, in the task."""
         if not isinstance(partition, LogPortion):
             return iter(())  # Spark's placeholder for no partition
-        reader = log_reader(self._settings.shared.connection)
+        reader = kafka_client(self._settings.shared.connection).log()
         return _read(reader, partition, self._schema)
 
     def _close(self) -> None:

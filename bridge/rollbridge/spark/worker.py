@@ -14,6 +14,7 @@ Workers collect garbage after each call; :func:`keep_what_stays` exempts loaded 
 
 from __future__ import annotations
 
+import atexit
 import gc
 import os
 import socket
@@ -23,6 +24,9 @@ from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
 from typing import Any, Final, Generic, Protocol, TypeVar
+
+from rollbridge.config import ConnectionSettings
+from rollbridge.kafka.client import KafkaClient
 
 
 def is_worker() -> bool:
@@ -135,3 +139,12 @@ class Kept(Generic[C]):
         """Disconnect all."""
         while self._kept:
             self._kept.popitem()[1].close()
+
+
+_clients: Final[Kept[KafkaClient]] = Kept()
+atexit.register(_clients.close)
+
+
+def kafka_client(connection: ConnectionSettings) -> KafkaClient:
+    """Return this process's client of a cluster, which is kept for later tasks."""
+    return _clients.get(connection.identity(), lambda: KafkaClient.of(connection))

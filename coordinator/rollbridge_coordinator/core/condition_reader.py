@@ -23,7 +23,7 @@ from rollbridge.base.sn import SN
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster, Isolation, LeaderQuestion, ask_once
+from rollbridge.kafka.metadata import Isolation, LeaderQuestion, ask_once
 from rollbridge.kafka.offsets import EARLIEST, LATEST, leader_bytes, offsets_question
 from rollbridge.kafka.segment_tail import EndOf, LineageTails, WaitedTooLongError, ask
 from rollbridge.kafka.topics import delete_records_question
@@ -167,9 +167,8 @@ STRETCHES: Final = 8
 class RetentionReader:
     """Client that asks brokers for the inputs of retention and scaling by load; used by one thread."""
 
-    def __init__(self, kafka: KafkaClient, cluster: Cluster) -> None:
+    def __init__(self, kafka: KafkaClient) -> None:
         self._kafka = kafka
-        self._cluster = cluster
         self._is_told = False
 
     def stable_ends(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
@@ -200,7 +199,8 @@ class RetentionReader:
         why: object = ""
         try:
             while left:
-                answers = ask_once(self._cluster, left, question)
+                with self._kafka.borrow(connect_timeout_s=CONNECT_S, request_timeout_s=ANSWER_S) as cluster:
+                    answers = ask_once(cluster, left, question)
                 found |= answers.found
                 left = [place for place in left if place not in answers.found]
                 if not left:
@@ -222,7 +222,8 @@ class RetentionReader:
     def disk_bytes(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Carry out :class:`rollbridge_coordinator.core.effects.DiskBytes`."""
         try:
-            found = leader_bytes(self._cluster, partitions)
+            with self._kafka.borrow(connect_timeout_s=CONNECT_S, request_timeout_s=ANSWER_S) as cluster:
+                found = leader_bytes(cluster, partitions)
         except RollbridgeError as fault:
             level = logging.DEBUG if self._is_told else logging.WARNING  # it is asked for again and again
             logger.log(level, 'log-sizes.unknown truncated=none reason="%s"', fault)
@@ -235,7 +236,7 @@ class RetentionReader:
         """Carry out :class:`rollbridge_coordinator.core.effects.SampleKeys`: stretches at even distances."""
         topic, number = partition
         found: list[tuple[bytes | None, int]] = []
-        reader = LogReader(self._cluster, retry_timeout_s=ELECTION_S, unknown_topic_timeout_s=ELECTION_S)
+        reader = self._kafka.log(retry_timeout_s=ELECTION_S, unknown_topic_timeout_s=ELECTION_S)
         deadline = Deadline(SAMPLE_S)
         try:
             end = reader.end(topic, partition=number)

@@ -51,7 +51,6 @@ from rollbridge.kafka.errors import (
     UnsupportedBrokerError,
 )
 from rollbridge.kafka.errors import name as kafka_name
-from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.foreign import end_transactions, obstacles
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.seal import SEALED
@@ -296,14 +295,11 @@ class Interpreter:
         self._kafka = kafka
         self._admin = kafka.topics
         self._keeper = kafka.topics.within(DELETE_S)
-        # Two sets of connections, for the leader's thread: what has to be read, and what may go unanswered.
-        self._reading = kafka.cluster()
-        self._asking = kafka.cluster(connect_timeout_s=CONNECT_S, request_timeout_s=ANSWER_S)
-        self._reader = FrameReader(LogReader(self._reading, retry_timeout_s=FRAMES_S))
-        log = LogReader(self._reading, retry_timeout_s=LEADERLESS_S)
+        self._reader = FrameReader(kafka.log(retry_timeout_s=FRAMES_S))
+        log = kafka.log(retry_timeout_s=LEADERLESS_S)
         self._condition_reader = ConditionReader(log)
         self._late = LateRecords(log)
-        self._measures = RetentionReader(kafka, self._asking)
+        self._measures = RetentionReader(kafka)
         beside = kafka.named(BESIDE_CLIENT_ID)
         self._appenders = [
             (kafka if number < IDENTITIES else beside).appender(
@@ -402,8 +398,6 @@ class Interpreter:
         self._merge_pool.close()
         for appender in self._appenders[:IDENTITIES]:
             appender.close()
-        self._reading.close()
-        self._asking.close()
 
     # The connection to ZooKeeper.
 
@@ -619,7 +613,8 @@ class Interpreter:
         own = {appender.transactional_id for appender in self._appenders}
         looks = self._looks_at({topic for topic, _ in effect.partitions})
         short = [Unreplicated(topic) for topic, look in looks.items() if look.lacks == UNREPLICATED]
-        return [*short, *with_own(obstacles(self._asking, effect.partitions), own)]
+        with self._kafka.borrow(connect_timeout_s=CONNECT_S, request_timeout_s=ANSWER_S) as cluster:
+            return [*short, *with_own(obstacles(cluster, effect.partitions), own)]
 
     @_carries_out(fx.Closed)
     def _closed(self, effect: fx.Closed) -> frozenset[str]:
@@ -628,7 +623,8 @@ class Interpreter:
     @_carries_out(fx.EndForeign)
     def _end_foreign(self, effect: fx.EndForeign) -> str | None:
         try:
-            end_transactions(self._asking, effect.transactions)
+            with self._kafka.borrow(connect_timeout_s=CONNECT_S, request_timeout_s=ANSWER_S) as cluster:
+                end_transactions(cluster, effect.transactions)
         except (KafkaUnavailableError, NotAuthorizedError) as fault:
             logger.warning('native-txn.end-failed group=%s reason="%s"', self._group, fault)
             return str(fault)

@@ -231,7 +231,6 @@ class MergePool:
                 if not isinstance(fault, RollbridgeError):
                     log_defect(logger, "merge.background-failed")
         finally:
-            log.close()
             item.ended.set()
 
     def _paced(self, item: _Preparation, batches: Iterator[tuple[str, int, bytes]]) -> Iterator[tuple[str, int, bytes]]:

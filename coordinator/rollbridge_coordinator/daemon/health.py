@@ -22,7 +22,7 @@ from rollbridge.base.logs import log_defect
 from rollbridge.base.metrics import REQUEST_BOUNDS_S, Histogram, Sample
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.metadata import Broker
+from rollbridge.kafka.metadata import Broker, Cluster
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core.metric_samples import READINGS_AGE
 
@@ -133,16 +133,9 @@ class KafkaProbe:
     """Probe that sends the brokers an empty metadata request; not thread-safe."""
 
     def __init__(self, settings: CoordinatorSettings, kafka: KafkaClient) -> None:
-        timeout_s = max(settings.session_timeout_s, TIMEOUT_MIN_S)
-        self._every_s = timeout_s / 3
+        self._timeout_s = max(settings.session_timeout_s, TIMEOUT_MIN_S)
         self._asked = time.monotonic()
-        self._cluster = kafka.cluster(connect_timeout_s=timeout_s, request_timeout_s=timeout_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._cluster.close()
+        self._kafka = kafka
 
     def beat(self) -> None:
         """Probe if the interval has passed.
@@ -150,7 +143,7 @@ class KafkaProbe:
         Raises:
             KafkaUnavailableError: no broker answers.
         """
-        if time.monotonic() - self._asked >= self._every_s:
+        if time.monotonic() - self._asked >= self._timeout_s / 3:
             self.ask()
 
     def ask(self) -> None:
@@ -159,7 +152,8 @@ class KafkaProbe:
         Raises:
             KafkaUnavailableError: no broker answers.
         """
-        self._cluster.metadata(())
+        with self._kafka.borrow(connect_timeout_s=self._timeout_s, request_timeout_s=self._timeout_s) as cluster:
+            cluster.metadata(())
         self._asked = time.monotonic()
 
     def is_there(self) -> bool:
@@ -181,7 +175,7 @@ class ReachWatch(threading.Thread):
     def __init__(self, kafka: KafkaClient, is_leading: Callable[[], bool], changed: Callable[[], None]) -> None:
         """Prepare; entering the watch starts the thread, which calls ``changed`` when :attr:`unreachable` has."""
         super().__init__(name="brokers", daemon=True)
-        self.cluster = kafka.cluster(connect_timeout_s=TIMEOUT_MIN_S, request_timeout_s=TIMEOUT_MIN_S)
+        self._kafka = kafka
         self._is_leading = is_leading
         self._changed = changed
         self._ended = threading.Event()
@@ -193,22 +187,23 @@ class ReachWatch(threading.Thread):
 
     def run(self) -> None:
         """Probe until the watch is left."""
-        with self.cluster:
-            while not self._ended.wait(WATCH_S if self.is_answered else WATCH_S / 5):
-                try:
-                    self.look()
-                except Exception:  # health would stay as it is, whatever becomes of the brokers
-                    log_defect(logger, "brokers.check-failed")
+        while not self._ended.wait(WATCH_S if self.is_answered else WATCH_S / 5):
+            try:
+                with self._kafka.borrow(connect_timeout_s=TIMEOUT_MIN_S, request_timeout_s=TIMEOUT_MIN_S) as cluster:
+                    self.look(cluster)
+                self._kafka.trim()
+            except Exception:  # health would stay as it is, whatever becomes of the brokers
+                log_defect(logger, "brokers.check-failed")
 
-    def look(self) -> None:
+    def look(self, cluster: Cluster) -> None:
         """Probe each broker now."""
         try:
-            brokers = {int(item.node_id): Broker(item.host, item.port) for item in self.cluster.metadata(()).brokers}
+            brokers = {int(item.node_id): Broker(item.host, item.port) for item in cluster.metadata(()).brokers}
         except RollbridgeError:
             self.is_answered = self._is_leading()
             return
         self.is_answered = True
-        failed = {node: fault for node, place in brokers.items() if (fault := self._fault_of(node, place))}
+        failed = {node: fault for node, place in brokers.items() if (fault := _fault_of(cluster, node, place))}
         lasting = sorted(failed.keys() & self._failed.keys())
         # Keep the first text: each change would be written to ZooKeeper.
         self._failed = {node: self._failed.get(node, fault) for node, fault in failed.items()}
@@ -220,17 +215,18 @@ class ReachWatch(threading.Thread):
             logger.warning('brokers.unreachable brokers="%s"', "; ".join(unreachable) or "none")
             self._changed()
 
-    def _fault_of(self, node: int, place: Broker) -> str:
-        try:
-            with self.cluster.within(Deadline(TIMEOUT_MIN_S)):
-                self.cluster.broker_connection(node, place).call(_NOTHING, MetadataResponse)
-        except RollbridgeError as fault:
-            return str(fault)
-        return ""
-
     def __enter__(self) -> Self:
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
+
+
+def _fault_of(cluster: Cluster, node: int, place: Broker) -> str:
+    try:
+        with cluster.within(Deadline(TIMEOUT_MIN_S)):
+            cluster.broker_connection(node, place).call(_NOTHING, MetadataResponse)
+    except RollbridgeError as fault:
+        return str(fault)
+    return ""

@@ -448,9 +448,8 @@ class Leadership(threading.Thread):
                 "warm" if group.counts["takeovers_warm"] else "cold",
             )
             self.is_leading = True
-            with KafkaProbe(self._settings, self._kafka) as kafka_probe:
-                self._loop(interpreter, tail, group, kafka_probe, took_s, clock)
-                interpreter.run(end_linger(group))
+            self._loop(interpreter, tail, group, KafkaProbe(self._settings, self._kafka), took_s, clock)
+            interpreter.run(end_linger(group))
         except (AppendUnknownError, KafkaUnavailableError):
             self._unknown_outcomes.note_unknown()
             raise

@@ -322,7 +322,7 @@ class Daemon:
         """Serve the live page inside the block; yield its URL for others, empty if there is none."""
         settings = self._settings
         rules = Rules.of(host, socket.gethostname(), settings.page_url, settings.page_token)
-        sources = PageSources(settings, board, self._session, self._known_coordinators, self.faults)
+        sources = PageSources(settings, self._kafka, board, self._session, self._known_coordinators, self.faults)
         with closing(sources), PageServer(host, port, rules, sources, PageActions(connection_of(settings))) as server:
             yield settings.page_url or page_url(host, server.port, local_address(settings.zookeeper))
 

@@ -134,6 +134,7 @@ class PageSources:
     def __init__(
         self,
         settings: CoordinatorSettings,
+        kafka: KafkaClient,
         board: PageCache,
         session: ZooKeeperSession,
         coordinators: Callable[[], Mapping[str, Coordinator]],
@@ -159,7 +160,7 @@ class PageSources:
         self._measures: KeptAnswers[StreamName, tuple[Measure | None, Measure]] = KeptAnswers(MEASURED_S)
         self._gateways: KeptAnswers[None, Mapping[int, GatewayRecord]] = KeptAnswers(GATEWAYS_KEPT_S)
         self._pictures: KeptAnswers[StreamName, tuple[_Drawn, str]] = KeptAnswers(0.0)
-        self._kafka = KafkaClient.of(connection_of(settings))
+        self._kafka = kafka.named(client_name(settings.name))
         self._doctor = DoctorVisits(connection_of(settings))
 
     def close(self) -> None:
