@@ -30,7 +30,7 @@ from rollbridge.kafka.metadata import (
     CodeError,
     CoordinatorType,
     LeaderAnswers,
-    LeaderEpochs,
+    MetadataCache,
     ask_leaders,
 )
 from rollbridge.kafka.offsets import read_patiently
@@ -134,6 +134,32 @@ def test_nobody_there_is_told_and_not_dialled_again_at_once() -> None:
         for said in ("cannot connect", "not tried again at once"):
             with pytest.raises(KafkaUnavailableError, match=said):
                 cluster.leader("t", 0)
+
+
+def test_what_is_borrowed_is_given_back_and_closed_when_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, closed = [0.0], list[Cluster]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(Cluster, "close", lambda cluster: closed.append(cluster))
+    clusters = Clusters(lambda: Cluster("127.0.0.1:1"))
+    with clusters.borrow() as one, clusters.borrow() as other:
+        assert one is not other
+    now[0] = 9.0
+    with clusters.borrow(Deadline(5.0), request_timeout_s=1.0) as again:
+        assert again is one, "the one that was used last"
+        assert again.request_timeout_s == 1.0
+    with clusters.borrow() as again:
+        assert (again.request_timeout_s, again.deadline) == (30.0, None), "time-outs are those of one user alone"
+    now[0] = 11.0
+    clusters.trim()
+    assert closed == [other]
+    with clusters.borrow() as again:
+        assert again is one
+        now[0] = 25.0
+    clusters.trim()
+    assert closed == [other], "it was used until now"
+    now[0] = 36.0
+    clusters.trim()
+    assert closed == [other, one]
 
 
 class Told:
@@ -273,15 +299,29 @@ def test_a_topic_that_one_broker_does_not_know_is_there_if_another_knows_it(
     assert not view(Cluster(servers), ["t"], 5.0)
 
 
-def test_what_one_cluster_learns_the_others_that_share_it_look_up(views: dict[int, View]) -> None:
-    epochs = LeaderEpochs()
-    one, other = Cluster(SERVERS, epochs=epochs), Cluster(SERVERS, epochs=epochs)
+def test_what_one_cluster_learns_the_others_that_share_it_know(views: dict[int, View]) -> None:
+    shared = MetadataCache()
+    one, other = Cluster(SERVERS, cache=shared), Cluster(SERVERS, cache=shared)
+    assert (one.leader("t", 0), other.leader("t", 0)) == (1, 1)
+    for node in (2, 3):
+        views[node] = View(2, 2)
+    one.forget_leader("t", 0)
+    assert one.leader("t", 0) == other.known_leader("t", 0) == 2
+    one.close()
+    assert other.known_leader("t", 0) == 2, "what closes takes nothing from the others"
+    other.forget_leader("t")
+    assert one.known_leader("t", 0) is None
+
+
+def test_an_old_answer_is_not_believed_by_those_who_share_a_newer_one(views: dict[int, View]) -> None:
+    shared = MetadataCache()
+    one, other = Cluster(SERVERS, cache=shared), Cluster(SERVERS, cache=shared)
     assert (one.leader("t", 0), other.leader("t", 0)) == (1, 1)
     for node in (2, 3):
         views[node] = View(2, 2)
     one.forget_leader("t", 0)
     assert one.leader("t", 0) == 2
-    assert other.known_leader("t", 0) is None
+    one.forget_leader("t")
     with pytest.raises(CodeError):
         other.leader("t", 0)  # it has asked the first broker
     assert other.leader("t", 0) == 2

@@ -7,17 +7,15 @@ as are in use at once, not as many as there are users.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Final, Protocol, Self, Unpack
 
-from rollbridge.base.deadlines import Deadline
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka.appender import AppenderTimeouts, TransactionalAppender
 from rollbridge.kafka.fetch import FETCH_BYTES, LogReader
 from rollbridge.kafka.follower import IDLE_WAIT_MS, Follower
 from rollbridge.kafka.groups import GroupOffsetStore
-from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, LeaderEpochs
+from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, MetadataCache
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin
 
@@ -39,6 +37,7 @@ class KafkaClient:
     """Connections to one Kafka cluster under one identity. Thread-safe.
 
     Attributes:
+        borrow: Lends connections to a thread; see :meth:`rollbridge.kafka.metadata.Clusters.borrow`.
         topics: Administration of topics.
         offsets: Offsets of partitions.
 
@@ -61,9 +60,10 @@ class KafkaClient:
         self.bootstrap_servers: Final = bootstrap_servers
         self._security = dict(security or {})
         self._client_id = client_id
-        self._epochs = LeaderEpochs()
+        self._cache = MetadataCache()
         self._others: dict[str, KafkaClient] = {}
         self._clusters = Clusters(self.cluster)
+        self.borrow: Final = self._clusters.borrow
         self.topics: Final = TopicAdmin(self._clusters, timeout_s)
         self.offsets: Final = LogOffsets(self._clusters, timeout_s)
 
@@ -119,12 +119,6 @@ class KafkaClient:
                 "the address right?"
             ) from fault
 
-    def borrow(
-        self, deadline: Deadline | None = None, *, connect_timeout_s: float = 10.0, request_timeout_s: float = 30.0
-    ) -> AbstractContextManager[Cluster]:
-        """Lend a cluster to this thread, with all waiting bounded by the time-outs and the deadline."""
-        return self._clusters.borrow(deadline, connect_timeout_s=connect_timeout_s, request_timeout_s=request_timeout_s)
-
     def cluster(self, *, connect_timeout_s: float = 10.0, request_timeout_s: float = 30.0) -> Cluster:
         """Return connections of the caller's own, for one thread at a time; it closes them."""
         return Cluster(
@@ -133,7 +127,7 @@ class KafkaClient:
             client_id=self._client_id,
             connect_timeout_s=connect_timeout_s,
             request_timeout_s=request_timeout_s,
-            epochs=self._epochs,
+            cache=self._cache,
         )
 
     def log(self, *, retry_timeout_s: float = 30.0, unknown_topic_timeout_s: float = 5.0) -> LogReader:

@@ -48,7 +48,6 @@ NodeId = int
 
 _DIAL_FIRST_S: Final = 0.02
 _DIAL_MAX_S: Final = 1.0
-_IDLE_MAX: Final = 8
 _IDLE_S: Final = 10.0
 """Time after which connections that were not borrowed again are closed."""
 _FAILED_S: Final = 60.0
@@ -113,17 +112,41 @@ class _Dialling:
     fault: str = ""
 
 
-class LeaderEpochs:
-    """Newest leader epoch of each partition that was seen, for clusters that share what they know.
+class _Leader(NamedTuple):
+    """Leader of a partition, as a broker has told."""
 
-    Safe to use from several threads.
+    node: NodeId
+    epoch: int
+
+
+class MetadataCache:
+    """Metadata of a cluster that brokers have told, shared by all connections under one identity.
+
+    Safe to use from several threads: a value is replaced as a whole.
+
+    Attributes:
+        brokers: Addresses of brokers.
+        leaders: Leaders of partitions by topic.
+        doubted: Topics that have partitions without a leader that can be believed.
+        partition_counts: Number of partitions of topics.
+        coordinators: Coordinators of transactional ids and consumer groups.
     """
 
     def __init__(self) -> None:
+        self.brokers: Mapping[NodeId, Broker] = {}
+        self.leaders: dict[str, Mapping[int, _Leader]] = {}
+        self.doubted: set[str] = set()
+        self.partition_counts: dict[str, int] = {}
+        self.coordinators: dict[tuple[CoordinatorType, str], NodeId] = {}
         self._seen: dict[str, tuple[object, dict[int, int]]] = {}
 
+    def name(self, brokers: Mapping[NodeId, Broker]) -> None:
+        """Take note of the addresses of brokers."""
+        if not brokers.items() <= self.brokers.items():
+            self.brokers = {**self.brokers, **brokers}
+
     def newest(self, topic: str, partition: int) -> int:
-        """Return the newest epoch of a partition; -1 if none was seen."""
+        """Return the newest leader epoch of a partition that was seen; -1 if none was."""
         found = self._seen.get(topic)
         return -1 if found is None else found[1].get(partition, -1)
 
@@ -137,13 +160,6 @@ class LeaderEpochs:
             return False
         epochs[partition] = epoch
         return True
-
-
-class _Leader(NamedTuple):
-    """Leader of a partition, as a broker has told."""
-
-    node: NodeId
-    epoch: int
 
 
 class Cluster:
@@ -164,20 +180,14 @@ class Cluster:
         client_id: str = "rollbridge",
         connect_timeout_s: float = 10.0,
         request_timeout_s: float = 30.0,
-        epochs: LeaderEpochs | None = None,
+        cache: MetadataCache | None = None,
     ) -> None:
         self._bootstrap = parse_bootstrap(bootstrap_servers)
         self._security = Security.from_config(security)
         self._client_id = client_id
         self.connect_timeout_s = connect_timeout_s
         self.request_timeout_s = request_timeout_s
-        self._brokers: dict[NodeId, Broker] = {}
-        self._leaders: dict[str, dict[int, _Leader]] = {}
-        self._doubted: set[str] = set()
-        """Topics that have partitions without a leader that can be believed."""
-        self._epochs = epochs or LeaderEpochs()
-        self._partition_counts: dict[str, int] = {}
-        self._coordinators: dict[tuple[CoordinatorType, str], NodeId] = {}
+        self._cache = cache or MetadataCache()
         self._connections: dict[NodeId | None, Connection] = {}
         """By broker; under None the one to the broker that is asked what any of them knows."""
         # For instances that are never closed. In a reference cycle sockets may be finalized first and warn that they
@@ -222,39 +232,43 @@ class Cluster:
         known = self.known_leader(topic, partition)
         if known is not None:
             return known
-        self._doubted.add(topic)
-        fault = self.learn([topic]).get(topic)
-        if fault is not None:
-            raise CodeError(fault, f"topic {topic}")
-        node = self.known_leader(topic, partition)
+        self._cache.doubted.add(topic)
+        node = None
+        for _ in range(2):  # another thread may have dropped what was learned just now
+            fault = self.learn([topic]).get(topic)
+            if fault is not None:
+                raise CodeError(fault, f"topic {topic}")
+            node = self.known_leader(topic, partition)
+            if node is not None or topic in self._cache.leaders:
+                break
         if node is None:
             self._is_mistrusted = True
-            missing = partition >= self._partition_counts.get(topic, 0)
+            missing = partition >= self._cache.partition_counts.get(topic, 0)
             code = ErrorCode.unknown_topic_or_partition if missing else ErrorCode.leader_not_available
             raise CodeError(code, f"partition {partition} of topic {topic}")
         return node
 
     def known_leader(self, topic: str, partition: int) -> NodeId | None:
         """Return the partition's leader from the cache; None if it is not known, or others know a newer one."""
-        found = self._leaders.get(topic, {}).get(partition)
+        found = self._cache.leaders.get(topic, {}).get(partition)
         if found is None:
             return None
-        if found.epoch < self._epochs.newest(topic, partition):
-            self._doubted.add(topic)
+        if found.epoch < self._cache.newest(topic, partition):
+            self._cache.doubted.add(topic)
             return None
         return found.node
 
     def leaders(self, topic: str) -> Mapping[int, NodeId]:
         """Return the leaders of a topic's partitions from the cache."""
-        return {number: found.node for number, found in self._leaders.get(topic, {}).items()}
+        return {number: found.node for number, found in self._cache.leaders.get(topic, {}).items()}
 
     def broker(self, node: NodeId) -> Broker:
         """Return the address of a broker that was named as a leader or coordinator."""
-        return self._brokers[node]
+        return self._cache.brokers[node]
 
     def partition_count(self, topic: str) -> int:
         """Return the number of a topic's partitions at its last look-up."""
-        return self._partition_counts[topic]
+        return self._cache.partition_counts[topic]
 
     def forget_leader(self, topic: str, partition: int | None = None) -> None:
         """Drop the cached leaders of a topic, or one of them: a broker denied that it leads it, or does not answer.
@@ -262,15 +276,15 @@ class Cluster:
         One that is not cached may be that of a partition which was added, and of which the broker asked has not heard.
         """
         if partition is None:
-            self._is_mistrusted |= self._leaders.pop(topic, None) is not None
-        elif (leaders := self._leaders.get(topic)) is not None:
-            leaders.pop(partition, None)
+            self._is_mistrusted |= self._cache.leaders.pop(topic, None) is not None
+        elif (leaders := self._cache.leaders.get(topic)) is not None:
+            self._cache.leaders[topic] = {number: found for number, found in leaders.items() if number != partition}
             self._is_mistrusted = True
-            self._doubted.add(topic)
+            self._cache.doubted.add(topic)
 
     def coordinator(self, kind: CoordinatorType, key: str) -> NodeId:
         """Return the coordinator of a transactional id or consumer group; raise CodeError if none is known now."""
-        node = self._coordinators.get((kind, key))
+        node = self._cache.coordinators.get((kind, key))
         if node is not None:
             return node
         request = FindCoordinatorRequest(key_type=i8(kind.value), coordinator_keys=(key,))
@@ -278,13 +292,13 @@ class Cluster:
         if found.error_code != ErrorCode.none:
             self._is_mistrusted = True
             raise CodeError(found.error_code, f"coordinator of {key}", found.error_message)
-        self._brokers[found.node_id] = Broker(found.host, found.port)
-        self._coordinators[kind, key] = found.node_id
+        self._cache.name({found.node_id: Broker(found.host, found.port)})
+        self._cache.coordinators[kind, key] = found.node_id
         return found.node_id
 
     def forget_coordinator(self, kind: CoordinatorType, key: str) -> None:
         """Drop a cached coordinator: the broker denied that it is the coordinator, or does not answer."""
-        self._is_mistrusted |= self._coordinators.pop((kind, key), None) is not None
+        self._is_mistrusted |= self._cache.coordinators.pop((kind, key), None) is not None
 
     def connection(self, node: NodeId) -> Connection:
         """Return the connection to a broker; open a new one unless the present one is usable."""
@@ -297,12 +311,12 @@ class Cluster:
                 return existing
             existing.close()
             logger.debug("connection.reopened address=%s", existing.address)
-        self._connections[node] = connection = self._connect(self._brokers[node], self.deadline)
+        self._connections[node] = connection = self._connect(self._cache.brokers[node], self.deadline)
         return connection
 
     def broker_connection(self, node: NodeId, broker: Broker) -> Connection:
         """Return the connection to a broker whose address the caller knows; see :meth:`connection`."""
-        self._brokers[node] = broker
+        self._cache.name({node: broker})
         return self.connection(node)
 
     def dial(self, broker: Broker) -> Connection:
@@ -345,7 +359,7 @@ class Cluster:
 
     def doubt(self, answer: MetadataResponse) -> None:
         """Have another broker asked the next time, since this answer may be old."""
-        self._brokers.update({broker.node_id: Broker(broker.host, broker.port) for broker in answer.brokers})
+        self._cache.name({broker.node_id: Broker(broker.host, broker.port) for broker in answer.brokers})
         self._is_mistrusted = True
 
     def disconnect(self) -> None:
@@ -354,16 +368,18 @@ class Cluster:
         self._connections.clear()
 
     def forget(self) -> None:
-        """Close every connection and drop every look-up; the outcome of in-flight requests stays unknown."""
+        """Close every connection, and drop every look-up of all who share them; what is in flight stays unknown."""
         self.disconnect()
-        self._leaders.clear()
-        self._coordinators.clear()
+        self._cache.leaders.clear()
+        self._cache.coordinators.clear()
 
-    close = forget
+    close = disconnect
 
     def learn(self, topics: Iterable[str]) -> dict[str, ErrorCode]:
         """Look up the leaders of topics not cached yet, with one request; return the topics with a fault."""
-        unknown = sorted({topic for topic in topics if topic not in self._leaders or topic in self._doubted})
+        unknown = sorted(
+            {topic for topic in topics if topic not in self._cache.leaders or topic in self._cache.doubted}
+        )
         if not unknown:
             return {}
         answer = self.metadata(unknown)
@@ -371,23 +387,23 @@ class Cluster:
             # A broker that has just started knows no brokers and no topics yet.
             self._is_mistrusted = True
             return dict.fromkeys(unknown, ErrorCode.leader_not_available)
-        self._brokers.update({broker.node_id: Broker(broker.host, broker.port) for broker in answer.brokers})
+        self._cache.name({broker.node_id: Broker(broker.host, broker.port) for broker in answer.brokers})
         faults: dict[str, ErrorCode] = {}
         for found in answer.topics:
             topic = str(found.name)
             if found.error_code != ErrorCode.none:
                 faults[topic] = found.error_code
                 continue
-            self._partition_counts[topic] = len(found.partitions)
+            self._cache.partition_counts[topic] = len(found.partitions)
             leaders = self._believed(topic, found)
             if len(leaders) < len(found.partitions):
-                self._doubted.add(topic)
+                self._cache.doubted.add(topic)
             else:
-                self._doubted.discard(topic)
+                self._cache.doubted.discard(topic)
             if leaders:
-                self._leaders[topic] = leaders
+                self._cache.leaders[topic] = leaders
             else:
-                self._leaders.pop(topic, None)
+                self._cache.leaders.pop(topic, None)
                 faults[topic] = ErrorCode.leader_not_available
         self._is_mistrusted |= bool(faults)
         return faults
@@ -397,10 +413,10 @@ class Cluster:
         leaders = {}
         for partition in found.partitions:
             number, node, epoch = map(int, (partition.partition_index, partition.leader_id, partition.leader_epoch))
-            if not self._epochs.take(topic, found.topic_id, number, epoch):
+            if not self._cache.take(topic, found.topic_id, number, epoch):
                 logger.info("metadata.stale broker=%s topic=%s", self._informant, topic)
                 self._is_mistrusted = True
-            elif node >= 0 and node in self._brokers:
+            elif node >= 0 and node in self._cache.brokers:
                 leaders[number] = _Leader(node, epoch)
         return leaders
 
@@ -444,7 +460,7 @@ class Cluster:
 
     def _in_turn(self) -> list[Broker]:
         """Return all brokers in the order in which they are asked: the one asked last, and those away, at the end."""
-        brokers = list(dict.fromkeys((*self._brokers.values(), *self._bootstrap)))
+        brokers = list(dict.fromkeys((*self._cache.brokers.values(), *self._bootstrap)))
         if self._informant in brokers:
             place = brokers.index(self._informant) + 1
             brokers = brokers[place:] + brokers[:place]
@@ -537,7 +553,7 @@ class Clusters:
             return
         with self._lock:
             self._idle.append((cluster, time.monotonic()))
-            is_spare = len(self._idle) > _IDLE_MAX or time.monotonic() - self._idle[0][1] > _IDLE_S
+            is_spare = time.monotonic() - self._idle[0][1] > _IDLE_S
         if is_spare:
             self.trim()
 
@@ -545,8 +561,8 @@ class Clusters:
         """Close what is more than is used."""
         limit = time.monotonic() - _IDLE_S
         with self._lock:
-            kept = [item for item in self._idle if item[1] > limit][-_IDLE_MAX:]
-            spare, self._idle = self._idle[: len(self._idle) - len(kept)], kept
+            spare = [item for item in self._idle if item[1] <= limit]
+            del self._idle[: len(spare)]
         for cluster, _ in spare:
             cluster.close()
 
