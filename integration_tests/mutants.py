@@ -84,7 +84,7 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     103: ("bridge/rollbridge/client/sessions.py: ClientSessions.places ClientSessions.take_over",),
     104: ("bridge/rollbridge/kafka/dispatch.py: Dispatcher.reach Dispatcher._open Dispatcher.reset",),
     105: (
-        "bridge/rollbridge/kafka/metadata.py: LeaderEpochs Cluster.forget_leader Cluster._believed Cluster._in_turn",
+        "bridge/rollbridge/kafka/metadata.py: MetadataCache Cluster.forget_leader Cluster._believed Cluster._in_turn",
         "bridge/rollbridge/kafka/transactions.py: ask_coordinator",
     ),
     106: ("bridge/rollbridge/doctor/checks.py: native_transactions",),
@@ -102,7 +102,7 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     115: (
         "bridge/rollbridge/metadata/changes.py: stream_state shown_state group_fault",
         "bridge/rollbridge/doctor/checks.py: reach fold",
-        "coordinator/rollbridge_coordinator/daemon/health.py: ReachWatch.look ReachWatch._fault_of",
+        "coordinator/rollbridge_coordinator/daemon/health.py: ReachWatch.look _fault_of",
     ),
     116: ("bridge/rollbridge/base/text.py: printable",),
     117: (
@@ -117,6 +117,12 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
         "coordinator/rollbridge_coordinator/history/commit_log.py: keep_emptied _has_outcome may_have_ended",
     ),
     122: ("coordinator/rollbridge_coordinator/core/transactional_ids.py: CommitGuard",),
+    123: ("bridge/rollbridge/kafka/metadata.py: Clusters",),
+    124: ("bridge/rollbridge/kafka/metadata.py: Cluster.expire Cluster.learn",),
+    125: (
+        "bridge/rollbridge/kafka/metadata.py: Clusters.give_back Cluster.forget",
+        "bridge/rollbridge/kafka/transactions.py: ProduceSession.check",
+    ),
 }
 """Code that holds a row: ``FILE: FUNCTION CLASS CLASS.METHOD ...``."""
 

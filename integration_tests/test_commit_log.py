@@ -255,6 +255,7 @@ def test_who_has_missed_outcomes_that_are_truncated_asks_the_leader(
             futures["committed"].result(PATIENCE_S)  # where it stands is not remembered
         with pytest.raises(TransactionAbortedError):
             futures["aborted"].result(PATIENCE_S)
+        eventually(lambda: not absent._outcomes.missed, "the leader has told of the open one, too")
         assert not futures["open"].done()
         # What is decided now is still there when it is looked up.
         client.admin.update_group(scope, retention_time=timedelta(days=1))

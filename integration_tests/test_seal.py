@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient, NewPartitions
 
 from integration_tests.adapter_tools import await_settled, batch_of, read_messages, read_values
 from integration_tests.backends.interface import AnyCluster
@@ -269,3 +270,17 @@ def test_what_cannot_be_sealed_is_said_before_anything_changes(
     with pytest.raises(TopicNotFoundError):
         admin.seal([topic, f"{topic_prefix}-missing"])
     assert not admin.describe([topic])[topic].sealed
+
+
+def test_a_partition_that_was_added_is_not_closed_unnoticed(
+    cluster: AnyCluster, admin: TopicAdmin, topic_prefix: str
+) -> None:
+    """Whoever seals has asked for the topic's ends before, and so knows its leaders."""
+    admin.create_topics([TopicSpec(name=topic_prefix, partitions=2)])
+    places = [(topic_prefix, 0), (topic_prefix, 1)]
+    assert set(admin.end_offsets(places)) == set(places)
+    grown = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
+    grown.create_partitions([NewPartitions(topic_prefix, 3)])[topic_prefix].result(PATIENCE_S)
+    with pytest.raises(InvalidRequestError, match="more than the 2 partitions"):
+        admin.seal(places)
+    assert not admin.describe([topic_prefix])[topic_prefix].sealed

@@ -53,6 +53,7 @@ from rollbridge.metadata import paths
 from rollbridge.metadata.access import Resource, Right, coordinator, previewer, reader, writer
 from rollbridge.metadata.acls import Access, digest_identity, open_nodes, parse_identity
 from rollbridge.metadata.errors import ZooKeeperDeniedError
+from rollbridge.metadata.records import Group
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.spark import sink_task as sink_connections
@@ -225,8 +226,12 @@ def state_of(cluster: Secured) -> object:
     """Everything of alice's that anybody could have changed."""
     with opened(cluster, "coordinator") as session:
         stream = StreamName.parse(ORDERS)
-        nodes = [paths.stream(stream), paths.truncation(stream), *(paths.group(item) for item in (ALICES, BOBS))]
-        known = [None if node is None else node.version for node in session.get_many(nodes)]
+        nodes = [paths.stream(stream), paths.truncation(stream)]
+        known: list[object] = [None if node is None else node.version for node in session.get_many(nodes)]
+        for node in session.get_many([paths.group(item) for item in (ALICES, BOBS)]):
+            assert node is not None
+            # Leaders note now and then how far their clients' counters have come.
+            known.append(replace(Group.from_json(node.value), counter_floor=0, counter_ceiling=0))
         lists = [
             session.children(path)
             for path in (paths.GROUPS, paths.streams("sales"), paths.epochs(stream), paths.sessions(ALICES))

@@ -7,7 +7,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -425,6 +425,45 @@ def test_silence_is_told_and_a_short_time_out_is_none(monkeypatch: pytest.Monkey
         assert bool(silent) == (patience_s > 0.2)
 
 
+@pytest.mark.parametrize("step", ["_send_all", "_read_frame"])
+def test_a_connection_on_which_a_request_was_interrupted_is_used_no_more(
+    monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Its answer would be taken for that of the next request, whoever sends that."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(connection.Connection, "_introduce", lambda _: None)
+    near, far = socket.socketpair()
+    monkeypatch.setattr(connection.Connection, "_connect", lambda *_: near)
+    asked = connection.Connection("broker", 1)
+    monkeypatch.setattr(asked, step, interrupted)
+    with far, closing(asked):
+        with pytest.raises(KeyboardInterrupt):
+            asked.call(FindCoordinatorRequest(key_type=i8(0), coordinator_keys=("k",)), FindCoordinatorResponse)
+        assert not asked.usable()
+
+
+def test_a_transaction_whose_connection_was_lost_sends_nothing_more_whoever_leads_by_now() -> None:
+    """What another thread has learned must not lead the rest of it elsewhere without a word."""
+    lost: Any = SimpleNamespace(alive=lambda: False, close=lambda: None, address="broker:1")
+    session = ProduceSession(connections={1: lost})
+    sender = transactions.SessionSender(
+        Cluster("127.0.0.1:1"),
+        session,
+        ProducerFields("id", 1, 0),
+        max_in_flight=5,
+        request_timeout_ms=1_000,
+        retry_timeout_ms=1_000,
+        unknown_topic_timeout_ms=1_000,
+        topic_timeout_ms=lambda _: 1_000,
+        locked_timeout_s=1.0,
+    )
+    with pytest.raises(ConnectionLostError, match="was lost during a transaction"):
+        sender.run(iter([("t", 0, b"")]))
+
+
 def test_who_takes_a_transactional_id_over_waits_a_little_longer_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda _: None)
     waits: list[float] = []
@@ -504,3 +543,41 @@ def test_what_lasts_is_told_after_two_seconds_and_ever_more_seldom(
         16.0,
         32.0,
     ]
+
+
+def test_who_forgets_looks_up_again_and_takes_nothing_from_the_others(views: dict[int, View]) -> None:
+    shared = MetadataCache()
+    one, other = Cluster(SERVERS, cache=shared), Cluster(SERVERS, cache=shared)
+    assert one.leader("t", 0) == one.coordinator(CoordinatorType.TRANSACTION, "id") == 1
+    for node in NODES:
+        views[node] = View(2, 2)
+    one.forget()
+    assert one.known_leader("t", 0) is None
+    assert other.known_leader("t", 0) == other.coordinator(CoordinatorType.TRANSACTION, "id") == 1
+    assert one.leader("t", 0) == one.coordinator(CoordinatorType.TRANSACTION, "id") == 2
+    assert other.known_leader("t", 0) == other.coordinator(CoordinatorType.TRANSACTION, "id") == 2
+
+
+def test_partitions_that_were_added_are_counted_although_the_leaders_are_known(views: dict[int, View]) -> None:
+    cluster = Cluster(SERVERS)
+    assert cluster.leader("t", 0) == 1
+    before = cluster.partition_count("t")
+    for view in views.values():
+        view.partitions = before + 1
+    cluster.learn(["t"])
+    assert cluster.partition_count("t") == before
+    cluster.expire(["t"])
+    cluster.learn(["t"])
+    assert cluster.partition_count("t") == before + 1
+
+
+def test_what_a_closed_pool_had_lent_is_closed_when_it_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = list[Cluster]()
+    monkeypatch.setattr(Cluster, "close", lambda cluster: closed.append(cluster))
+    clusters = Clusters(lambda: Cluster("127.0.0.1:1"))
+    with clusters.borrow() as one:
+        clusters.close()
+    assert closed == [one]
+    with clusters.borrow() as other:
+        assert other is not one
+    assert closed == [one]

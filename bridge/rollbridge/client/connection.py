@@ -297,6 +297,7 @@ class Bridge(BaseClient):
                     self._resumer.look_at_missed,
                     self._look_at_shared,
                     self._look_at_clients,
+                    kafka.trim,
                 ),
             )
         )

@@ -1,9 +1,9 @@
 """Kafka adapter: everything in this project that speaks to a broker goes through these modules.
 
-- Native transactions: ``appender`` (the API and its state tables) on ``pipeline`` (requests to leaders),
-  ``coordination`` (transaction coordinator) and ``groups`` (group coordinator).
-- Cluster: ``connection`` (one socket), ``metadata`` (leaders and coordinators), ``offsets`` (ends of partitions),
-  ``retry`` (back-off, deadlines).
+- ``client``: the one object of a process, of whose pool of connections all others are made.
+- Native transactions: ``appender`` (the API and its state tables) on ``transactions`` and ``dispatch`` (requests to
+  leaders), and ``groups`` (group coordinator).
+- Cluster: ``connection`` (one socket), ``metadata`` (leaders, coordinators, the pool), ``offsets`` (of partitions).
 - Record batches as values: ``batches``, and ``committed`` for what a ``read_committed`` reader sees of them.
 - Reading: ``fetch`` (one request), ``follower`` (partitions as they grow, or up to an end) with its ``fetch_plan``.
 - Topics: ``topics`` and ``seal``.

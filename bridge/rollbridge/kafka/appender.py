@@ -255,6 +255,8 @@ class TransactionalAppender:
         self._clusters = clusters
         self._deadline: Deadline | None = None
         self._held: tuple[Cluster, Coordination] | None = None
+        self._users = 0
+        """Operations under way: an append's batches may come from code that asks for an end."""
         self._state = AppenderState.NEW
         self._producer: ProducerFields | None = None
         self._session = ProduceSession()
@@ -313,9 +315,19 @@ class TransactionalAppender:
             self._held = cluster, coordination
         return self._held
 
+    @contextmanager
+    def _using(self) -> Iterator[None]:
+        """Give the connections back behind an operation, unless a transaction is open on them."""
+        self._users += 1
+        try:
+            yield
+        finally:
+            self._users -= 1
+            self._give_back()
+
     def _give_back(self) -> None:
-        """Give the connections back unless a transaction is open on them."""
-        if self._held is not None and self._state not in (AppenderState.IN_TRANSACTION, AppenderState.MUST_ABORT):
+        is_open = self._state in (AppenderState.IN_TRANSACTION, AppenderState.MUST_ABORT)
+        if self._held is not None and not is_open and not self._users:
             self._clusters.give_back(self._held[0])
             self._held = None
 
@@ -459,7 +471,7 @@ class TransactionalAppender:
         """
         if self._state is AppenderState.CLOSED:
             raise self._invalid("end_offset")
-        try:
+        with self._using():
             return read_end_offset(
                 self._cluster,
                 topic,
@@ -468,8 +480,6 @@ class TransactionalAppender:
                 retry_timeout_s=self._cluster.bounded_s(self._retry_timeout_ms / 1000),
                 unknown_topic_timeout_s=self._unknown_topic_timeout_ms / 1000,
             )
-        finally:
-            self._give_back()
 
     def is_locked(self) -> bool:
         """Return True while markers of the last transaction are missing: Kafka starts no other one with this id.
@@ -478,11 +488,10 @@ class TransactionalAppender:
             KafkaUnavailableError: The coordinator did not say.
         """
         try:
-            return self._coordination.is_locked()
+            with self._using():
+                return self._coordination.is_locked()
         except RequestRefusedError as exc:
             raise KafkaUnavailableError(str(exc)) from exc
-        finally:
-            self._give_back()
 
     @property
     def _current(self) -> ProducerFields:
@@ -532,6 +541,7 @@ class TransactionalAppender:
     @contextmanager
     def _translated(self, operation: Operation) -> Iterator[None]:
         """Translate errors from the layers below into the documented ones, and move to the state each leads to."""
+        self._users += 1
         try:
             yield
         except (PartitionRefusedError, RequestRefusedError) as exc:
@@ -564,6 +574,7 @@ class TransactionalAppender:
             self._move(operation, Result.UNKNOWN)
             raise
         finally:
+            self._users -= 1
             self._give_back()
 
     def _failed(

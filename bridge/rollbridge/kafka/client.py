@@ -7,6 +7,7 @@ as are in use at once, not as many as there are users.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from types import TracebackType
 from typing import Final, Protocol, Self, Unpack
 
@@ -43,6 +44,7 @@ class KafkaClient:
 
     Args:
         security: ``security.protocol``, ``ssl.*`` and ``sasl.*`` as for confluent-kafka.
+        cache: Metadata that is shared with a client of another identity.
         timeout_s: Time-out of each method of ``topics``, and the default of those of ``offsets``, in seconds.
 
     Raises:
@@ -56,13 +58,17 @@ class KafkaClient:
         security: Mapping[str, str] | None = None,
         client_id: str = "rollbridge",
         timeout_s: float = 30.0,
+        cache: MetadataCache | None = None,
     ) -> None:
         self.bootstrap_servers: Final = bootstrap_servers
         self._security = dict(security or {})
         self._client_id = client_id
-        self._cache = MetadataCache()
+        self._cache = cache or MetadataCache()
         self._others: dict[str, KafkaClient] = {}
-        self._clusters = Clusters(self.cluster)
+        self._connect = partial(
+            Cluster, bootstrap_servers, security=self._security, client_id=client_id, cache=self._cache
+        )
+        self._clusters = Clusters(self._connect)
         self.borrow: Final = self._clusters.borrow
         self.topics: Final = TopicAdmin(self._clusters, timeout_s)
         self.offsets: Final = LogOffsets(self._clusters, timeout_s)
@@ -79,7 +85,7 @@ class KafkaClient:
 
     def named(self, client_id: str) -> KafkaClient:
         """Return the client of another identity, with connections of its own; it is closed with this one."""
-        client = KafkaClient(self.bootstrap_servers, security=self._security, client_id=client_id)
+        client = KafkaClient(self.bootstrap_servers, security=self._security, client_id=client_id, cache=self._cache)
         return self._others.setdefault(client_id, client)
 
     def __repr__(self) -> str:
@@ -121,14 +127,7 @@ class KafkaClient:
 
     def cluster(self, *, connect_timeout_s: float = 10.0, request_timeout_s: float = 30.0) -> Cluster:
         """Return connections of the caller's own, for one thread at a time; it closes them."""
-        return Cluster(
-            self.bootstrap_servers,
-            security=self._security,
-            client_id=self._client_id,
-            connect_timeout_s=connect_timeout_s,
-            request_timeout_s=request_timeout_s,
-            cache=self._cache,
-        )
+        return self._connect(connect_timeout_s=connect_timeout_s, request_timeout_s=request_timeout_s)
 
     def log(self, *, retry_timeout_s: float = 30.0, unknown_topic_timeout_s: float = 5.0) -> LogReader:
         """Return a reader of partitions."""

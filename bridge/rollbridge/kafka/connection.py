@@ -251,7 +251,11 @@ class Connection:
         if not self._waiting:
             raise ValueError("no request is under way")
         correlation_id, deadline = self._waiting.popleft()
-        data = self._read_frame(deadline)
+        try:
+            data = self._read_frame(deadline)
+        except BaseException:  # an interrupt as well: the answer would be taken for that of the next request
+            self.close()
+            raise
         (answered,) = _CORRELATION_ID.unpack_from(data)
         if answered != correlation_id:
             raise self._lost(f"answer {answered} came for request {correlation_id}")

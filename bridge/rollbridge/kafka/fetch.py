@@ -163,6 +163,7 @@ class LogReader:
         """
         self.unask()
         cluster = self._held = self._clusters.take()
+        cluster.deadline = self._deadline
         try:
             connection = cluster.connection(cluster.leader(topic, partition))
             wanted = Wanted(topic, partition, offset, last_epoch)

@@ -19,8 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
+from itertools import count
 from types import TracebackType
-from typing import Final, NamedTuple, Self, TypeVar
+from typing import Final, Generic, NamedTuple, Self, TypeVar
+from weakref import WeakSet
 
 from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v4 import FindCoordinatorRequest, FindCoordinatorResponse
@@ -44,10 +46,12 @@ from rollbridge.stream.names import Partition
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R", bound=Payload)
+K = TypeVar("K")
 NodeId = int
 
 _DIAL_FIRST_S: Final = 0.02
 _DIAL_MAX_S: Final = 1.0
+_CACHED_MAX: Final = 100_000
 _IDLE_S: Final = 10.0
 """Time after which connections that were not borrowed again are closed."""
 _FAILED_S: Final = 60.0
@@ -119,6 +123,13 @@ class _Leader(NamedTuple):
     epoch: int
 
 
+class _Learned(NamedTuple, Generic[K]):
+    """Answer of a broker; later ones have higher stamps."""
+
+    stamp: int
+    value: K
+
+
 class MetadataCache:
     """Metadata of a cluster that brokers have told, shared by all connections under one identity.
 
@@ -134,11 +145,18 @@ class MetadataCache:
 
     def __init__(self) -> None:
         self.brokers: Mapping[NodeId, Broker] = {}
-        self.leaders: dict[str, Mapping[int, _Leader]] = {}
+        self.leaders: dict[str, _Learned[Mapping[int, _Leader]]] = {}
         self.doubted: set[str] = set()
         self.partition_counts: dict[str, int] = {}
-        self.coordinators: dict[tuple[CoordinatorType, str], NodeId] = {}
+        self.coordinators: dict[tuple[CoordinatorType, str], _Learned[NodeId]] = {}
+        self.stamps = count(1)
         self._seen: dict[str, tuple[object, dict[int, int]]] = {}
+
+    def limit(self) -> None:
+        """Drop everything once there is too much of it, as of topics and transactional ids that are gone."""
+        if len(self._seen) + len(self.coordinators) > _CACHED_MAX:
+            for known in (self.leaders, self.doubted, self.partition_counts, self.coordinators, self._seen):
+                known.clear()
 
     def name(self, brokers: Mapping[NodeId, Broker]) -> None:
         """Take note of the addresses of brokers."""
@@ -188,6 +206,8 @@ class Cluster:
         self.connect_timeout_s = connect_timeout_s
         self.request_timeout_s = request_timeout_s
         self._cache = cache or MetadataCache()
+        self._forgotten = 0
+        """Stamp up to which what is cached is not believed here."""
         self._connections: dict[NodeId | None, Connection] = {}
         """By broker; under None the one to the broker that is asked what any of them knows."""
         # For instances that are never closed. In a reference cycle sockets may be finalized first and warn that they
@@ -239,7 +259,7 @@ class Cluster:
             if fault is not None:
                 raise CodeError(fault, f"topic {topic}")
             node = self.known_leader(topic, partition)
-            if node is not None or topic in self._cache.leaders:
+            if node is not None or self._leaders_of(topic):
                 break
         if node is None:
             self._is_mistrusted = True
@@ -250,7 +270,7 @@ class Cluster:
 
     def known_leader(self, topic: str, partition: int) -> NodeId | None:
         """Return the partition's leader from the cache; None if it is not known, or others know a newer one."""
-        found = self._cache.leaders.get(topic, {}).get(partition)
+        found = self._leaders_of(topic).get(partition)
         if found is None:
             return None
         if found.epoch < self._cache.newest(topic, partition):
@@ -260,7 +280,11 @@ class Cluster:
 
     def leaders(self, topic: str) -> Mapping[int, NodeId]:
         """Return the leaders of a topic's partitions from the cache."""
-        return {number: found.node for number, found in self._cache.leaders.get(topic, {}).items()}
+        return {number: found.node for number, found in self._leaders_of(topic).items()}
+
+    def _leaders_of(self, topic: str) -> Mapping[int, _Leader]:
+        known = self._cache.leaders.get(topic)
+        return {} if known is None or known.stamp <= self._forgotten else known.value
 
     def broker(self, node: NodeId) -> Broker:
         """Return the address of a broker that was named as a leader or coordinator."""
@@ -277,28 +301,35 @@ class Cluster:
         """
         if partition is None:
             self._is_mistrusted |= self._cache.leaders.pop(topic, None) is not None
-        elif (leaders := self._cache.leaders.get(topic)) is not None:
-            self._cache.leaders[topic] = {number: found for number, found in leaders.items() if number != partition}
+        elif (known := self._cache.leaders.get(topic)) is not None:
+            left = {number: found for number, found in known.value.items() if number != partition}
+            self._cache.leaders[topic] = known._replace(value=left)
             self._is_mistrusted = True
             self._cache.doubted.add(topic)
 
     def coordinator(self, kind: CoordinatorType, key: str) -> NodeId:
         """Return the coordinator of a transactional id or consumer group; raise CodeError if none is known now."""
-        node = self._cache.coordinators.get((kind, key))
-        if node is not None:
-            return node
+        known = self._cache.coordinators.get((kind, key))
+        if known is not None and known.stamp > self._forgotten:
+            return known.value
+        self._cache.limit()
         request = FindCoordinatorRequest(key_type=i8(kind.value), coordinator_keys=(key,))
         found = self._ask(request, FindCoordinatorResponse).coordinators[0]
         if found.error_code != ErrorCode.none:
             self._is_mistrusted = True
             raise CodeError(found.error_code, f"coordinator of {key}", found.error_message)
         self._cache.name({found.node_id: Broker(found.host, found.port)})
-        self._cache.coordinators[kind, key] = found.node_id
+        self._cache.coordinators[kind, key] = _Learned(next(self._cache.stamps), found.node_id)
         return found.node_id
+
+    def expire(self, topics: Iterable[str]) -> None:
+        """Have topics looked up again by the next :meth:`learn`, although they are cached."""
+        self._cache.doubted.update(topics)
 
     def forget_coordinator(self, kind: CoordinatorType, key: str) -> None:
         """Drop a cached coordinator: the broker denied that it is the coordinator, or does not answer."""
-        self._is_mistrusted |= self._cache.coordinators.pop((kind, key), None) is not None
+        self._cache.coordinators.pop((kind, key), None)
+        self._is_mistrusted = True
 
     def connection(self, node: NodeId) -> Connection:
         """Return the connection to a broker; open a new one unless the present one is usable."""
@@ -368,20 +399,18 @@ class Cluster:
         self._connections.clear()
 
     def forget(self) -> None:
-        """Close every connection, and drop every look-up of all who share them; what is in flight stays unknown."""
+        """Close every connection, and look everything up again, here alone; what is in flight stays unknown."""
         self.disconnect()
-        self._cache.leaders.clear()
-        self._cache.coordinators.clear()
+        self._forgotten = next(self._cache.stamps)
 
     close = disconnect
 
     def learn(self, topics: Iterable[str]) -> dict[str, ErrorCode]:
         """Look up the leaders of topics not cached yet, with one request; return the topics with a fault."""
-        unknown = sorted(
-            {topic for topic in topics if topic not in self._cache.leaders or topic in self._cache.doubted}
-        )
+        unknown = sorted({topic for topic in topics if topic in self._cache.doubted or not self._leaders_of(topic)})
         if not unknown:
             return {}
+        self._cache.limit()
         answer = self.metadata(unknown)
         if not answer.brokers:
             # A broker that has just started knows no brokers and no topics yet.
@@ -401,7 +430,7 @@ class Cluster:
             else:
                 self._cache.doubted.discard(topic)
             if leaders:
-                self._cache.leaders[topic] = leaders
+                self._cache.leaders[topic] = _Learned(next(self._cache.stamps), leaders)
             else:
                 self._cache.leaders.pop(topic, None)
                 faults[topic] = ErrorCode.leader_not_available
@@ -524,6 +553,7 @@ class Clusters:
         # Report a fault in the settings here, not at the first request.
         self._idle: list[tuple[Cluster, float]] = [(connect(), time.monotonic())]
         """The least recently used one first, and since when it has not been used."""
+        self._lent: WeakSet[Cluster] = WeakSet()
         self._lock = threading.Lock()
         hold(self, "_lock")
 
@@ -543,6 +573,7 @@ class Clusters:
         """Return a cluster, for this thread until it is given back."""
         with self._lock:
             cluster = self._idle.pop()[0] if self._idle else self._open()
+            self._lent.add(cluster)
         cluster.lend(connect_timeout_s, request_timeout_s)
         return cluster
 
@@ -552,13 +583,19 @@ class Clusters:
         if is_gone(self._lock):
             return
         with self._lock:
-            self._idle.append((cluster, time.monotonic()))
-            is_spare = time.monotonic() - self._idle[0][1] > _IDLE_S
+            if cluster in self._lent:
+                self._lent.remove(cluster)
+                self._idle.append((cluster, time.monotonic()))
+            else:  # the pool was closed meanwhile
+                cluster.close()
+            is_spare = bool(self._idle) and time.monotonic() - self._idle[0][1] > _IDLE_S
         if is_spare:
             self.trim()
 
     def trim(self) -> None:
         """Close what is more than is used."""
+        if is_gone(self._lock):
+            return
         limit = time.monotonic() - _IDLE_S
         with self._lock:
             spare = [item for item in self._idle if item[1] <= limit]
@@ -571,6 +608,7 @@ class Clusters:
         if is_gone(self._lock):
             return
         with self._lock:
+            self._lent.clear()
             for cluster, _ in self._idle:
                 cluster.disconnect()
 

@@ -179,6 +179,7 @@ class LogOffsets:
         wanted = list(topics)
         deadline = Deadline(patience_s(self._timeout_s))
         with self._clusters.borrow(deadline) as cluster:
+            cluster.expire(wanted)
             faults = cluster.learn(wanted)
         return [topic for topic in wanted if topic not in faults]
 

@@ -150,6 +150,9 @@ class Sealer:
     def _require_whole_topics(self, partitions: Iterable[Partition]) -> None:
         """Refuse topics with other partitions, which would be closed without an end, before any change."""
         pending = set(partitions)
+        # What is known may be of before partitions were added.
+        self._cluster.expire({topic for topic, _ in pending})
+        self._cluster.learn({topic for topic, _ in pending})
         given: dict[str, int] = {}
         for topic, _ in pending:
             given[topic] = given.get(topic, 0) + 1

@@ -127,6 +127,14 @@ class ProduceSession:
         connection.deadline = cluster.deadline
         return connection
 
+    def check(self) -> None:
+        """Raise ConnectionLostError if one of its connections was lost, even where another broker leads by now.
+
+        To be called with nothing in flight.
+        """
+        for node in self.connections:
+            self.present(node)
+
     def present(self, node: NodeId) -> Connection | None:
         """Return the connection that this transaction uses, if any; raise ConnectionLostError if it was lost."""
         connection = self.connections.get(node)
@@ -187,6 +195,7 @@ class SessionSender(BatchOwner[AppendedBatch]):
             CorruptDataError: One of ``batches`` is not a batch of data.
             Exception: Any error raised by iterating ``batches``.
         """
+        self._session.check()
         try:
             self._send_all(iter(batches))
         except ConnectionLostError:

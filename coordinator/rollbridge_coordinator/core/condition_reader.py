@@ -239,16 +239,18 @@ class RetentionReader:
         reader = self._kafka.log(retry_timeout_s=ELECTION_S, unknown_topic_timeout_s=ELECTION_S)
         deadline = Deadline(SAMPLE_S)
         try:
-            end = reader.end(topic, partition=number)
+            with reader.within(Deadline(CONNECT_S)):
+                end = reader.end(topic, partition=number)
             step = max(records // STRETCHES, 1)
             for start in range(max(end - step * STRETCHES, 0), end, step):
-                part = reader.fetch(
-                    topic,
-                    start,
-                    partition=number,
-                    isolation=Isolation.READ_UNCOMMITTED,
-                    max_bytes=bytes_max // STRETCHES,
-                )
+                with reader.within(Deadline(CONNECT_S)):
+                    part = reader.fetch(
+                        topic,
+                        start,
+                        partition=number,
+                        isolation=Isolation.READ_UNCOMMITTED,
+                        max_bytes=bytes_max // STRETCHES,
+                    )
                 found += [
                     (item.key, len(item.key or b"") + len(item.value or b""))
                     for item in part.records

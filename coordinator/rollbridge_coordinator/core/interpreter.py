@@ -13,6 +13,7 @@ Tour of a commit, stop 7 of 8: see docs/tour.md.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -600,7 +601,15 @@ class Interpreter:
                     logger.warning("topic.reopened group=%s topic=%s cause=stream-deleted", self._group, topic)
                     self._admin.set_topic_config(topic, described.sealing)
             raise
-        found = self._ids_of(list(before))
+        looks = self._admin.look(before)
+        given = Counter(topic for topic, _ in effect.partitions)
+        for topic, described in before.items():
+            look = looks.get(topic)
+            if look is not None and look.topic_id == described.topic_id and look.partitions > given[topic]:
+                logger.warning("topic.reopened group=%s topic=%s cause=partitions-added", self._group, topic)
+                self._admin.set_topic_config(topic, described.sealing)
+                raise InvalidRequestError(f"cannot seal topic {topic}: partitions were added to it meanwhile")
+        found = {topic: str(look.topic_id) for topic, look in looks.items()}
         for topic, described in before.items():
             if found.get(topic, str(described.topic_id)) != str(described.topic_id):
                 logger.warning("topic.reopened group=%s topic=%s cause=created-again", self._group, topic)
