@@ -374,11 +374,8 @@ def test_frames_are_read_again_although_what_lies_between_them_was_truncated_mea
     def read(offset: int) -> bytes:
         return reader.read(FrameRef((topic_prefix, 0), offset, PieceKey(0, 0, 0), 0, 1, size, None))
 
-    try:
-        assert read(0)[:6] == b"000000"
-        topics.delete_records({topic_prefix: count - 5})  # the library reads ahead, but not as far
-        assert read(count - 3)[:6] == b"000097"
-        with pytest.raises(CorruptDataError):
-            read(1)
-    finally:
-        reader.close()
+    assert read(0)[:6] == b"000000"
+    topics.delete_records({topic_prefix: count - 5})  # the library reads ahead, but not as far
+    assert read(count - 3)[:6] == b"000097"
+    with pytest.raises(CorruptDataError):
+        read(1)

@@ -299,13 +299,19 @@ def test_a_topic_that_one_broker_does_not_know_is_there_if_another_knows_it(
     assert not view(Cluster(servers), ["t"], 5.0)
 
 
-def test_what_one_cluster_learns_the_others_that_share_it_know(views: dict[int, View]) -> None:
+def moved_leader(views: dict[int, View]) -> tuple[Cluster, Cluster]:
+    """Two that share a cache; the leader has moved since both asked the first broker, and one has noticed."""
     shared = MetadataCache()
     one, other = Cluster(SERVERS, cache=shared), Cluster(SERVERS, cache=shared)
     assert (one.leader("t", 0), other.leader("t", 0)) == (1, 1)
     for node in (2, 3):
         views[node] = View(2, 2)
     one.forget_leader("t", 0)
+    return one, other
+
+
+def test_what_one_cluster_learns_the_others_that_share_it_know(views: dict[int, View]) -> None:
+    one, other = moved_leader(views)
     assert one.leader("t", 0) == other.known_leader("t", 0) == 2
     one.close()
     assert other.known_leader("t", 0) == 2, "what closes takes nothing from the others"
@@ -314,12 +320,7 @@ def test_what_one_cluster_learns_the_others_that_share_it_know(views: dict[int, 
 
 
 def test_an_old_answer_is_not_believed_by_those_who_share_a_newer_one(views: dict[int, View]) -> None:
-    shared = MetadataCache()
-    one, other = Cluster(SERVERS, cache=shared), Cluster(SERVERS, cache=shared)
-    assert (one.leader("t", 0), other.leader("t", 0)) == (1, 1)
-    for node in (2, 3):
-        views[node] = View(2, 2)
-    one.forget_leader("t", 0)
+    one, other = moved_leader(views)
     assert one.leader("t", 0) == 2
     one.forget_leader("t")
     with pytest.raises(CodeError):

@@ -81,7 +81,7 @@ class TopicKeyLog:
 
     def __init__(self, kafka: KafkaClient, router: SegmentRouter, key: bytes, timeout_s: float) -> None:
         """Connect; ``timeout_s`` bounds each reading from one place to another."""
-        self._reader = kafka.log()
+        self._reader = kafka.log(retry_timeout_s=timeout_s)
         self._router = router
         self._key = key
         self._timeout_s = timeout_s

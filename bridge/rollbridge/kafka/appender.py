@@ -192,10 +192,6 @@ _OF_ONE_TOPIC: Final = codes.AWAY | {ErrorCode.unknown_server_error}
 """Answers to Produce that leave the outcome unknown, but name one topic, or the batch sent to it, as the reason."""
 
 
-REQUEST_TIMEOUT_MS: Final = 30_000
-"""Longest wait for the answer to one request, by default."""
-
-
 class AppenderTimeouts(TypedDict, total=False):
     """Time-outs of a :class:`TransactionalAppender`, in milliseconds."""
 
@@ -235,7 +231,7 @@ class TransactionalAppender:
         transactional_id: str,
         *,
         transaction_timeout_ms: int = 900_000,
-        request_timeout_ms: int = REQUEST_TIMEOUT_MS,
+        request_timeout_ms: int = 30_000,
         retry_timeout_ms: int = 60_000,
         unknown_topic_timeout_ms: int = 5_000,
         topic_timeout_ms: Callable[[str], int] | None = None,
@@ -345,7 +341,7 @@ class TransactionalAppender:
             NotAuthorizedError, AuthenticationError, UnsupportedBrokerError, ConfigError: The broker refuses.
         """
         self._enter(Operation.INIT)
-        with self._translated(Operation.INIT):
+        with self._using(), self._translated(Operation.INIT):
             self._session = ProduceSession()
             if self._producer is None:
                 self._producer = self._coordination.take_over()
@@ -373,7 +369,7 @@ class TransactionalAppender:
                 them, the transaction can only be aborted then, unless nothing was sent yet.
         """
         self._enter(Operation.APPEND)
-        with self._translated(Operation.APPEND):
+        with self._using(), self._translated(Operation.APPEND):
             sender = SessionSender(
                 self._cluster,
                 self._session,
@@ -412,7 +408,7 @@ class TransactionalAppender:
         self._enter(Operation.SEND_OFFSETS)
         if not offsets:
             return
-        with self._translated(Operation.SEND_OFFSETS):
+        with self._using(), self._translated(Operation.SEND_OFFSETS):
             send_group_offsets(
                 self._cluster,
                 self._session,
@@ -502,7 +498,7 @@ class TransactionalAppender:
     def _end(self, operation: Operation, *, committed: bool) -> None:
         if not self._enter(operation):
             return
-        with self._translated(operation):
+        with self._using(), self._translated(operation):
             self._producer = self._coordination.end(self._session, self._current, committed=committed)
             self._session = ProduceSession()
             self._move(operation, Result.OK)
@@ -541,7 +537,6 @@ class TransactionalAppender:
     @contextmanager
     def _translated(self, operation: Operation) -> Iterator[None]:
         """Translate errors from the layers below into the documented ones, and move to the state each leads to."""
-        self._users += 1
         try:
             yield
         except (PartitionRefusedError, RequestRefusedError) as exc:
@@ -573,9 +568,6 @@ class TransactionalAppender:
         except BaseException:
             self._move(operation, Result.UNKNOWN)
             raise
-        finally:
-            self._users -= 1
-            self._give_back()
 
     def _failed(
         self, operation: Operation, meaning: Meaning, code: ErrorCode, topic: str | None, exc: Exception

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 from rollbridge.base.deadlines import Backoff, Deadline
@@ -23,7 +24,7 @@ from rollbridge.base.sn import SN
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Isolation, LeaderQuestion, ask_once
+from rollbridge.kafka.metadata import Cluster, Isolation, LeaderQuestion, ask_once
 from rollbridge.kafka.offsets import EARLIEST, LATEST, leader_bytes, offsets_question
 from rollbridge.kafka.segment_tail import EndOf, LineageTails, WaitedTooLongError, ask
 from rollbridge.kafka.topics import delete_records_question
@@ -164,6 +165,11 @@ STRETCHES: Final = 8
 """Number of places at which they are read."""
 
 
+def asking(kafka: KafkaClient) -> AbstractContextManager[Cluster]:
+    """Lend connections for requests for which the group's transactions wait."""
+    return kafka.borrow(connect_timeout_s=CONNECT_S, request_timeout_s=ANSWER_S)
+
+
 class RetentionReader:
     """Client that asks brokers for the inputs of retention and scaling by load; used by one thread."""
 
@@ -199,7 +205,7 @@ class RetentionReader:
         why: object = ""
         try:
             while left:
-                with self._kafka.borrow(connect_timeout_s=CONNECT_S, request_timeout_s=ANSWER_S) as cluster:
+                with asking(self._kafka) as cluster:
                     answers = ask_once(cluster, left, question)
                 found |= answers.found
                 left = [place for place in left if place not in answers.found]
@@ -222,7 +228,7 @@ class RetentionReader:
     def disk_bytes(self, partitions: Sequence[Partition]) -> dict[Partition, int]:
         """Carry out :class:`rollbridge_coordinator.core.effects.DiskBytes`."""
         try:
-            with self._kafka.borrow(connect_timeout_s=CONNECT_S, request_timeout_s=ANSWER_S) as cluster:
+            with asking(self._kafka) as cluster:
                 found = leader_bytes(cluster, partitions)
         except RollbridgeError as fault:
             level = logging.DEBUG if self._is_told else logging.WARNING  # it is asked for again and again
@@ -239,11 +245,10 @@ class RetentionReader:
         reader = self._kafka.log(retry_timeout_s=ELECTION_S, unknown_topic_timeout_s=ELECTION_S)
         deadline = Deadline(SAMPLE_S)
         try:
-            with reader.within(Deadline(CONNECT_S)):
+            with reader.within(Deadline(ANSWER_S)):
                 end = reader.end(topic, partition=number)
-            step = max(records // STRETCHES, 1)
-            for start in range(max(end - step * STRETCHES, 0), end, step):
-                with reader.within(Deadline(CONNECT_S)):
+                step = max(records // STRETCHES, 1)
+                for start in range(max(end - step * STRETCHES, 0), end, step):
                     part = reader.fetch(
                         topic,
                         start,
@@ -251,13 +256,13 @@ class RetentionReader:
                         isolation=Isolation.READ_UNCOMMITTED,
                         max_bytes=bytes_max // STRETCHES,
                     )
-                found += [
-                    (item.key, len(item.key or b"") + len(item.value or b""))
-                    for item in part.records
-                    if start <= item.offset < start + step
-                ]
-                if deadline.passed():
-                    break
+                    found += [
+                        (item.key, len(item.key or b"") + len(item.value or b""))
+                        for item in part.records
+                        if start <= item.offset < start + step
+                    ]
+                    if deadline.passed():
+                        break
         except RollbridgeError as fault:
             logger.warning('latest-keys.unreadable partition=%s reason="%s"', show_partition(partition), fault)
         return found

@@ -312,10 +312,6 @@ class FrameReader:
             raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} no longer holds its frame")
         return batch
 
-    def close(self) -> None:
-        self._log.close()
-        self._partition, self._batches, self._opened, self._record = None, (), None, None
-
     def _value(self, frame: FrameRef) -> bytes:
         record = self._record
         if self._opened is None or self._partition != frame.partition or frame.offset not in self._opened.offsets:

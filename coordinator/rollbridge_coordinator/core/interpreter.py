@@ -83,11 +83,10 @@ from rollbridge.stream.names import (
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core import effects as fx
 from rollbridge_coordinator.core.condition_reader import (
-    ANSWER_S,
-    CONNECT_S,
     ConditionReader,
     LateRecords,
     RetentionReader,
+    asking,
 )
 from rollbridge_coordinator.core.frame_reader import (
     FRAMES_S,
@@ -622,7 +621,7 @@ class Interpreter:
         own = {appender.transactional_id for appender in self._appenders}
         looks = self._looks_at({topic for topic, _ in effect.partitions})
         short = [Unreplicated(topic) for topic, look in looks.items() if look.lacks == UNREPLICATED]
-        with self._kafka.borrow(connect_timeout_s=CONNECT_S, request_timeout_s=ANSWER_S) as cluster:
+        with asking(self._kafka) as cluster:
             return [*short, *with_own(obstacles(cluster, effect.partitions), own)]
 
     @_carries_out(fx.Closed)
@@ -632,7 +631,7 @@ class Interpreter:
     @_carries_out(fx.EndForeign)
     def _end_foreign(self, effect: fx.EndForeign) -> str | None:
         try:
-            with self._kafka.borrow(connect_timeout_s=CONNECT_S, request_timeout_s=ANSWER_S) as cluster:
+            with asking(self._kafka) as cluster:
                 end_transactions(cluster, effect.transactions)
         except (KafkaUnavailableError, NotAuthorizedError) as fault:
             logger.warning('native-txn.end-failed group=%s reason="%s"', self._group, fault)
