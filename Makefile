@@ -31,6 +31,7 @@ help:
 	@echo "make demo-gateway  a Flink job is left for dead with a transaction open: who stands still, behind a gateway and not"
 	@echo "make test      the quick tests, in 6 minutes on two cores (ARGS=... goes to pytest)"
 	@echo "make test-long all other tests: against real servers, histories under faults, examples, long simulations"
+	@echo "make test-again those that failed the last time, one after the other"
 	@echo "make soak      clients and random faults for MINUTES=30, then a verdict (ARGS=\"--seed N\" repeats one)"
 	@echo "               ARGS=\"--backend docker\": on three brokers and three ZooKeeper servers in containers"
 	@echo "make mutants   break a line for each guarantee, and see whether the tests that hold it notice"
@@ -76,6 +77,11 @@ test: test-setup
 test-long: test-setup
 	@$(BIN)/python -m rollbridge_devcluster prepare connect debezium flink
 	@$(BIN)/python -m pytest --numprocesses $(LONG_WORKERS) --dist loadfile -m long $(ARGS)
+
+# Those that failed the last time, one after the other.
+.PHONY: test-again
+test-again: test-setup
+	@$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(ARGS)
 
 # All that the tests need, without running them.
 .PHONY: test-setup

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Final, Self
 
 from integration_tests.patience import end, eventually
+from integration_tests.pauses import pause
 from rollbridge_devcluster.services import gateway_command
 from rollbridge_devcluster.state import free_port
 from rollbridge_gateway.server.cluster import Gateway, chosen
@@ -130,6 +131,11 @@ class GatewayProcess:
         """Send it a signal."""
         assert self._process is not None
         self._process.send_signal(number)
+
+    def pause(self) -> None:
+        """Have it stand still; SIGCONT wakes it up."""
+        assert self._process is not None
+        pause(self._process)
 
     def revive(self) -> None:
         """Kill it, start it again at the same address, and wait until it serves."""

@@ -1,11 +1,19 @@
-"""Leaders that are paused."""
+"""Processes that stand still. Their threads do so one after the other: on a busy machine, some work on for a while."""
 
 from __future__ import annotations
 
 import subprocess
-from pathlib import Path
+
+import psutil
+
+from rollbridge_devcluster import processes
+
+
+def pause(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
+    """SIGSTOP a process, and return when none of its threads runs any more."""
+    processes.pause(psutil.Process(process.pid))
 
 
 def is_stopped(process: subprocess.Popen[bytes]) -> bool:
     """Whether a process has stopped itself."""
-    return Path(f"/proc/{process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0] == "T"
+    return processes.stands_still(process.pid)

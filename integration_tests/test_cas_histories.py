@@ -25,6 +25,7 @@ from integration_tests.cas_worker import Line, Task, read_notes, work
 from integration_tests.clients import Site, until
 from integration_tests.histories import ANY, Answer, Operation, Stored, Write, find_fault
 from integration_tests.patience import PATIENCE_S
+from integration_tests.pauses import pause
 from rollbridge.base.effects import AnyEffect, Steps
 from rollbridge.base.ids import SegmentId
 from rollbridge.cas import machine
@@ -221,7 +222,7 @@ def test_killed_and_paused_writers_across_scales_are_linearizable(
             workers.start(100)
         victim = choice.choice(workers.alive())
         paused = choice.choice([item for item in workers.alive() if item is not victim])
-        os.kill(paused.pid, signal.SIGSTOP)
+        pause(paused)
         victim.kill()
         victim.wait(PATIENCE_S)
         workers.start(100)

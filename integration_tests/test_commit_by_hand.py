@@ -15,6 +15,7 @@ import pytest
 import rollbridge
 from integration_tests.clients import Site
 from integration_tests.command_line import Cli
+from integration_tests.pauses import pause
 from rollbridge.base.ids import TransactionId
 from rollbridge.errors import (
     AlreadyAbortedError,
@@ -123,7 +124,7 @@ def test_what_a_killed_writer_had_sent_is_committed_by_hand_exactly_and_once(
 def test_an_owner_that_comes_back_is_kept_out(
     site: Site, client: rollbridge.Bridge, writer: Writer, orders: str, ledger: str
 ) -> None:
-    writer.process.send_signal(signal.SIGSTOP)
+    pause(writer.process)
     assert client.commit_arrived(writer.transaction).records == 50
     writer.process.send_signal(signal.SIGCONT)
     writer.go_on()

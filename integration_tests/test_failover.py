@@ -18,6 +18,7 @@ from integration_tests.clients import patient_client
 from integration_tests.coordinators import controller_epoch, coordinator, has_lost_the_lead, until
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S
+from integration_tests.pauses import pause
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import GroupName
@@ -99,7 +100,7 @@ def test_a_paused_leader_that_comes_back_changes_nothing(
         long = b.begin(stream)
         long.write(stream, key=b"long", value=b"long")
         results = [commit_one(b, stream, b"before")]
-        os.kill(old.pid, signal.SIGSTOP)
+        pause(old)
         with coordinator(cluster, root, "new", tmp_path):
             results.append(commit_one(b, stream, b"meanwhile"))
             taken = controller_epoch(session, group)

@@ -14,6 +14,7 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator, has_lost_the_lead, until
+from integration_tests.pauses import pause
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import DeleteNode
 from rollbridge.metadata.session import ZooKeeperSession
@@ -124,7 +125,7 @@ def test_a_leader_that_stands_still_has_until_its_session_ends(
         b.admin.create_stream(place.stream)
         until(lambda: is_ready(metadata, standby, place.group) and metadata.leader(place.group) == leader)
         before = place.commit(b, b"before")
-        os.kill(process.pid, signal.SIGSTOP)
+        pause(process)
         after = place.commit(b, b"after")
         assert after.position > before.position
         assert metadata.leader(place.group) == standby

@@ -19,6 +19,7 @@ from integration_tests.clients import patient_client, read_committed
 from integration_tests.coordinators import Relay, coordinator
 from integration_tests.crashing import FORGET_AFTER_MS
 from integration_tests.patience import end, eventually
+from integration_tests.pauses import pause
 from rollbridge.client import sessions as client_sessions
 from rollbridge.metadata import paths
 from rollbridge.metadata.client_sessions import ClientSession, floor_of
@@ -127,7 +128,7 @@ def test_a_process_that_slept_while_its_name_was_forgotten_is_over(
             b.admin.create_stream(group.stream)
             assert worker.commit("early") == "committed"
             known = group.records()["flink-7"]
-            worker.process.send_signal(signal.SIGSTOP)
+            pause(worker.process)
             group.await_forgotten()
             assert group.floor() >= known.epoch
             if taken_up:
@@ -192,7 +193,7 @@ def test_a_leader_that_dies_in_the_middle_leaves_nobody_in_and_nobody_out(
     with Relay(group.cluster, group.root, group.logs, [point], EARLY) as relay, group.connect() as b:
         b.admin.create_stream(group.stream)
         assert worker.commit("early") == "committed"
-        worker.process.send_signal(signal.SIGSTOP)
+        pause(worker.process)
         group.await_forgotten()
         assert relay.deaths == 1
         with b.client("flink-7").transaction(group.stream, retain=KEPT_NOWHERE) as txn:

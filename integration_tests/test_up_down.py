@@ -157,7 +157,7 @@ def test_the_life_of_a_cluster(shell: Shell) -> None:
     assert read_all(servers, TopicPartition("kept", 0)) == [b"1"]
     # One part is dead and one is paused: nothing may be left all the same.
     processes.kill(processes.find(shell.home)["zookeeper"])
-    only(processes.find(shell.home)["kafka"]).send_signal(signal.SIGSTOP)
+    processes.pause(only(processes.find(shell.home)["kafka"]))
     assert parts(shell) == {"kafka": "paused", "zookeeper": "died"}
     assert shell("down").code == 0
     assert processes.find(shell.home) == {}

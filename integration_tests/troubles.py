@@ -37,6 +37,7 @@ from integration_tests.backends.local import LocalCluster
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.pages import paged_coordinator, read_page
 from integration_tests.patience import end, eventually
+from integration_tests.pauses import pause
 from integration_tests.prometheus_server import Prometheus
 from rollbridge.cli.doctor import BOARD_FILE
 from rollbridge.errors import RollbridgeError
@@ -389,7 +390,7 @@ def held_back(scene: Scene) -> Iterator[None]:
 def hanging(scene: Scene) -> Iterator[None]:
     """The only coordinator stands still: its process is there, and does nothing."""
     [process] = scene.processes.values()
-    os.kill(process.pid, signal.SIGSTOP)
+    pause(process)
     try:
         yield
     finally:
@@ -447,7 +448,7 @@ def hanging_gateway(scene: Scene) -> Iterator[None]:
     [gateway] = scene.gateways.values()
     assert scene.guest is not None
     with scene.guest.with_one_open():
-        os.kill(gateway.pid, signal.SIGSTOP)
+        pause(gateway)
     yield  # at its end a gateway is woken up, if it is still there
 
 

@@ -135,18 +135,18 @@ def pause(process: psutil.Process) -> None:
     """SIGSTOP a process, and return when none of its threads runs any more: they stop one after the other."""
     send(process, signal.SIGSTOP)
     deadline = time.monotonic() + _STOPPED_SECONDS
-    while _runs(process.pid) and time.monotonic() < deadline:
+    while not stands_still(process.pid) and time.monotonic() < deadline:
         time.sleep(0.001)
 
 
-def _runs(pid: int) -> bool:
-    """Return True if a thread of a process is not stopped; False without /proc."""
+def stands_still(pid: int) -> bool:
+    """Return True if all threads of a process are stopped, or if there is no /proc to tell."""
     for file in Path(f"/proc/{pid}/task").glob("*/stat"):
         with suppress(OSError):
             state = file.read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
             if state not in "TtZX":
-                return True
-    return False
+                return False
+    return True
 
 
 def stop(processes: Iterable[psutil.Process], patience_seconds: float) -> bool:

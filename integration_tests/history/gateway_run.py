@@ -204,7 +204,7 @@ class GatewayRun(Trial):
 
     def _pause_producer(self) -> Iterator[None]:
         name = self._choice.choice(self._workers.alive("passer"))
-        self._workers.signal(name, signal.SIGSTOP)
+        self._workers.pause(name)
         yield
         self._workers.signal(name, signal.SIGCONT)
 

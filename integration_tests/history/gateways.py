@@ -140,7 +140,7 @@ class Gateways:
 
     def _standing_still(self, numbers: Sequence[int]) -> Iterator[None]:
         for number in numbers:
-            self._all[number].signal(signal.SIGSTOP)
+            self._all[number].pause()
         yield
         for number in numbers:
             self._all[number].signal(signal.SIGCONT)
@@ -154,7 +154,7 @@ class Gateways:
             for number, seconds in turns:
                 if over.wait(0.3):
                     return
-                self._all[number].signal(signal.SIGSTOP)
+                self._all[number].pause()
                 over.wait(seconds)
                 self._all[number].signal(signal.SIGCONT)
 

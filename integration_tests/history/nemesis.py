@@ -320,7 +320,7 @@ class Nemesis:
 
     def _pause_client(self) -> Iterator[None]:
         self.paused = self._choice.choice(self._workers.alive())
-        self._workers.signal(self.paused, signal.SIGSTOP)
+        self._workers.pause(self.paused)
         yield
         self._workers.signal(self.paused, signal.SIGCONT)
 
@@ -339,7 +339,7 @@ class Nemesis:
 
     def _beside_a_paused_guest(self, stream: str, does: Callable[[threading.Event], None]) -> Iterator[None]:
         self.paused = self._choice.choice(self._workers.alive("guest", stream))
-        self._workers.signal(self.paused, signal.SIGSTOP)
+        self._workers.pause(self.paused)
         yield from self._meanwhile(does)
         self._workers.signal(self.paused, signal.SIGCONT)
 

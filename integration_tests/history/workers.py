@@ -31,6 +31,7 @@ from integration_tests.history.events import (
 )
 from integration_tests.history.tasks import Task
 from integration_tests.patience import PATIENCE_S
+from integration_tests.pauses import pause
 from rollbridge.base.ids import SegmentId
 
 AT_GATEWAYS: Final = ("passer", "javan")
@@ -118,6 +119,10 @@ class Workers:
     def signal(self, name: str, number: signal.Signals) -> None:
         """Send a signal."""
         os.kill(self._processes[name][1].pid, number)
+
+    def pause(self, name: str) -> None:
+        """Have one stand still; SIGCONT wakes it up."""
+        pause(self._processes[name][1])
 
     def deaths(self) -> Iterator[str]:
         """Those that ended although nobody killed them or asked them to end, and defects that were logged."""
