@@ -100,7 +100,7 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     113: ("bridge/rollbridge/base/errors.py: PortableError _restored",),
     114: ("bridge/rollbridge/observe/http_service.py: ConnectionSlots network_of",),
     115: (
-        "bridge/rollbridge/metadata/changes.py: stream_state shown_state group_fault",
+        "bridge/rollbridge/metadata/picture.py: stream_state GroupPicture.fault ClusterPicture.faults",
         "bridge/rollbridge/doctor/checks.py: reach fold",
         "coordinator/rollbridge_coordinator/daemon/health.py: ReachWatch.look _fault_of",
     ),

@@ -111,7 +111,7 @@ def test_a_group_that_cannot_be_read_hides_no_other(patient: Patient, cluster: A
             session.set(paths.group(lost), record)
             until(lambda: "retention" in patient.findings())
             found = patient.findings()
-            assert f"the record of group {lost} (/groups/{lost.scope}.default)" in found["metadata-unreadable"]["what"]
+            assert f"group {lost}: its record (/groups/{lost.scope}.default)" in found["metadata-unreadable"]["what"]
             assert "orphan" not in found, "its topics are its own"
             assert patient.cli("doctor").code == ExitCode.FINDINGS
             listed = patient.cli("group", "list")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,10 @@ from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicSpec
-from rollbridge.metadata.changes import NO_COORDINATOR, NO_LEADER
+from rollbridge.metadata import paths
+from rollbridge.metadata.picture import NO_COORDINATOR, NO_LEADER
+from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import StreamName
 from rollbridge_devcluster.state import free_port
 
 PREFIX = "ROLLBRIDGE_COORDINATOR_"
@@ -43,6 +47,22 @@ def test_what_one_surface_calls_an_error_all_do(
         assert answer.code == (ExitCode.OK if set(found.values()) == {"running"} else ExitCode.UNAVAILABLE)
         return found
 
+    def shown_alike() -> set[str]:
+        """Return the codes of what is wrong, which is the same on all surfaces."""
+        faults = asked("state.json")["faults"]
+        wrong = {part for part, state in parts().items() if state != "running"}
+        assert wrong == {f"{item['part']} {item['name']}" for item in faults}
+        checks = {item["check"] for item in json.loads(cli("doctor", "--json").out)["findings"]}
+        codes = {item["code"] for item in faults}
+        assert checks >= codes
+        return codes
+
+    def is_led() -> bool:
+        try:
+            return bool(asked("overview")["groups"][0]["serving"])
+        except urllib.error.URLError:
+            return False
+
     assert parts()["coordinator"] == NO_COORDINATOR
     environment = {f"{PREFIX}PAGE_ADDRESS": f"127.0.0.1:{page}", f"{PREFIX}TOPIC_CHECK_MS": "200"}
     with site.connect("teller") as b, coordinator(cluster, f"/{scope}", "one", tmp_path, **environment):
@@ -61,9 +81,17 @@ def test_what_one_surface_calls_an_error_all_do(
         assert {name: item["state"] for name, item in on_page.items()} == {stream: "error", well: "active"}
         shown = asked(f"streams/{stream}")
         assert (shown["state"], shown["fault"]["code"]) == ("error", "topic-deleted")
-        doctor = cli("doctor", "--json")
-        assert doctor.code == ExitCode.FINDINGS
-        assert "topic-deleted" in {item["check"] for item in json.loads(doctor.out)["findings"]}
+        assert cli("doctor", "--json").code == ExitCode.FINDINGS
+        eventually(lambda: shown_alike() == {"topic-deleted"}, "the state is read again")
+    with ZooKeeperSession(cluster.zookeeper, root=f"/{scope}") as session:
+        session.set(paths.stream(StreamName.parse(well)), b"what a newer release, or a hand, has written")
+    with coordinator(cluster, f"/{scope}", "one", tmp_path, **environment):
+        eventually(is_led, "its group is led without the stream")
+        assert shown_alike() == {"topic-deleted", "metadata-unreadable"}
+        assert parts()[f"stream {well}"] == "error metadata-unreadable"
+        on_page = {item["stream"]: item for item in asked(f"groups/{group}")["streams"]}
+        assert (on_page[well]["state"], on_page[well]["fault"]["code"]) == ("error", "metadata-unreadable")
+        assert on_page[stream]["state"] == "error"
     eventually(lambda: parts().get(f"group {group}") == NO_LEADER, "nobody leads the group")
     assert parts()["coordinator"] == NO_COORDINATOR
     assert parts()[f"stream {stream}"] == "error topic-deleted"

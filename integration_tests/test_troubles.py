@@ -242,7 +242,7 @@ def test_a_last_coordinator_that_hangs(on_call: Make, tmp_path: Path) -> None:
             ask_page(scene.pages[name], "/api/v1/overview", timeout_s=2 * SESSION_TIMEOUT_S)
         assert scene.processes[name].poll() is None, "its process is there"
 
-        found = operator.diagnosis("no-coordinator", f"no coordinator is running; {name} led the groups last")
+        found = operator.diagnosis("no-coordinator", f"none is registered; {name} led the groups last")
         assert found["alerts"] == ["RollbridgeNoCoordinator"]
         [command] = re.findall(r"rollbridge coordinator$", found["remedy"])
         log = tmp_path / "second.log"

@@ -18,7 +18,7 @@ from rollbridge.doctor.facts import (
 )
 from rollbridge.kafka.seal import SEALED
 from rollbridge.metadata.access import topic_operations
-from rollbridge.metadata.records import Coordinator, Group
+from rollbridge.metadata.records import Coordinator, Group, Lead
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import even_ranges
@@ -98,7 +98,11 @@ GOOD = ClusterFacts(
     brokers=[BrokerFacts(number, 2, {"auto.create.topics.enable": "false"}) for number in range(3)],
     coordinators=["one", "two"],
     groups=[
-        GroupFacts(Group(GROUP, 0, f"id of {LOG}", f"id of {OUTCOMES}"), "one", coordinator=Coordinator(500, 2_000))
+        GroupFacts(
+            Group(GROUP, 0, f"id of {LOG}", f"id of {OUTCOMES}"),
+            Lead("one", 0, is_serving=True),
+            coordinator=Coordinator(500, 2_000),
+        )
     ],
     streams=[StreamFacts(CONFIG, SCALED)],
     topics={

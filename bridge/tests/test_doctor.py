@@ -48,7 +48,7 @@ from rollbridge.kafka.batches import LogRecord
 from rollbridge.metadata.access import ADOPTED_OPERATIONS, topic_operations
 from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
 from rollbridge.metadata.journal import LOG_BEGINS
-from rollbridge.metadata.records import SEGMENTS_MAX, Coordinator, Group, TransactionRecord
+from rollbridge.metadata.records import SEGMENTS_MAX, Coordinator, Group, Lead, TransactionRecord
 from rollbridge.stream.config import FOREVER, RecordTimes, StreamConfig, StreamState, TopicLimits
 from rollbridge.stream.epochs import EpochCause, EpochHistory
 from rollbridge.stream.keyspace import KeyRange, even_ranges
@@ -212,17 +212,17 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
         "look at that broker",
     ),
     "one coordinator": (lambda: replace(GOOD, coordinators=["one"]), "no-standby", Severity.WARNING, "another"),
-    "no leader": (lambda: with_group(leader=None), "no-leader", Severity.PROBLEM, "logs"),
+    "no leader": (lambda: with_group(lead=None), "no-leader", Severity.PROBLEM, "logs"),
     "a long takeover": (
-        lambda: with_group(taking_over_ms=NOW_MS - 36_000),
+        lambda: with_group(lead=Lead("one", NOW_MS - 36_000, is_serving=False)),
         "taking-over",
-        Severity.WARNING,
+        Severity.PROBLEM,
         "standby",
     ),
     "a stuck rolling commit": (lambda: with_group(committing_ms=NOW_MS - 90_000), "stuck", Severity.WARNING, "sealing"),
     "a stuck scale": (lambda: with_group(scaling_ms=NOW_MS - 90_000), "stuck", Severity.WARNING, "sealing"),
     "a group that cannot be read": (
-        lambda: with_group(fault="of version 999", leader=None, record=Group(GROUP, 0)),
+        lambda: with_group(record_fault="of version 999", lead=None, record=Group(GROUP, 0)),
         "metadata-unreadable",
         Severity.PROBLEM,
         "put the node right",
@@ -447,9 +447,9 @@ def test_a_foreign_message_is_shown_as_far_as_it_says_whose_it_is() -> None:
 
 
 def test_without_a_coordinator_it_says_who_led_last() -> None:
-    groups = with_group(leader=None, last_leader="one").groups
+    groups = with_group(lead=None, last_leader="one").groups
     found = {item.check: item.what for item in find(replace(GOOD, coordinators=[], groups=groups))}
-    assert found["no-coordinator"] == "no coordinator is running; one led the groups last"
+    assert found["no-coordinator"] == "coordinator: none is registered; one led the groups last"
 
 
 ADOPTED = "shop.orders"

@@ -14,9 +14,10 @@ from coordinator.tests.makers import Bench, view_of
 from coordinator.tests.metric_makers import commit
 from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.fold import STRANGER_BYTES
-from rollbridge.metadata.changes import NO_LEADER, StreamFault
+from rollbridge.metadata.changes import StreamFault
 from rollbridge.metadata.gateways import FIRST_PRODUCER_ID, GatewayRecord, IdRecord
-from rollbridge.metadata.records import TransactionRecord
+from rollbridge.metadata.picture import NO_LEADER, GroupPicture, StreamPicture
+from rollbridge.metadata.records import Group, Lead, TransactionRecord
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import KeyRange, cut_evenly, even_ranges, ranges_of
@@ -62,7 +63,14 @@ from rollbridge_coordinator.page.overview import (
 
 ORDERS, AUDIT = "sales/orders", "sales/audit"
 HOSTILE = '<script>alert("1")</script>\u202e\x00'
-LEAD = LeadView(group="sales/default", leader="one", since_ms=5, is_serving=True, is_here=True)
+
+
+def led(leader: str | None = None, since_ms: int = 0, *, is_serving: bool = False, **more: Any) -> LeadView:
+    lead = None if leader is None else Lead(leader, since_ms, is_serving=is_serving)
+    return LeadView(picture=GroupPicture(Group(GroupName("sales"), 0), lead), **more)
+
+
+LEAD = led("one", 5, is_serving=True, is_here=True)
 
 
 def counter_sample(at_ms: int, committed: int = 0, term: int = 1, since_ms: int = 0, **more: Any) -> CounterSample:
@@ -342,8 +350,8 @@ def test_a_group_that_is_led_elsewhere_has_the_same_fields() -> None:
         controller_epoch=1,
     )
     config = bench.group.streams[ORDERS].config
-    elsewhere = LeadView(group="sales/default", leader="two", page="http://two/")
-    there = other_group_document(elsewhere, [(config, None)], 5, [record], 300, 2_000)
+    elsewhere = led("two", page="http://two/")
+    there = other_group_document(elsewhere, [StreamPicture(config)], 5, [record], 300, 2_000)
     assert there.keys() == here.keys()
     assert there["transactions"].keys() == here["transactions"].keys()
     assert there["streams"][0].keys() == here["streams"][0].keys()
@@ -356,13 +364,10 @@ def test_a_group_that_is_led_elsewhere_has_the_same_fields() -> None:
 @pytest.mark.parametrize(
     ("lead", "fault"),
     [
-        (LeadView(group="sales/default"), NO_LEADER),
-        (
-            LeadView(group="sales/default", leader="two", since_ms=1_000),
-            "coordinator two has been taking it over for 59 s",
-        ),
-        (LeadView(group="sales/default", leader="two", since_ms=55_000), None),
-        (LeadView(group="sales/default", leader="two", since_ms=1_000, is_serving=True), None),
+        (led(), NO_LEADER),
+        (led("two", 1_000), "coordinator two has been taking it over for 59 s"),
+        (led("two", 55_000), None),
+        (led("two", 1_000, is_serving=True), None),
     ],
 )
 def test_a_group_that_nobody_leads_is_in_error(lead: LeadView, fault: str | None) -> None:

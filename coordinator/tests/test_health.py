@@ -19,7 +19,7 @@ from rollbridge.base.metrics import Sample
 from rollbridge.errors import ConfigError, KafkaUnavailableError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Broker
-from rollbridge.metadata.changes import coordinator_faults
+from rollbridge.metadata.picture import coordinator_faults
 from rollbridge.metadata.records import Coordinator
 from rollbridge.observe.healthcheck import COORDINATOR, VARIABLES, check
 from rollbridge_coordinator.config import CoordinatorSettings
@@ -96,7 +96,8 @@ def test_a_broker_that_does_not_answer_twice_in_a_row_is_told_of(monkeypatch: py
     watch.look(brokers)
     watch.look(brokers)
     assert told == [("broker 2 at b:9092: no answer within 3 s",)], "the same is told once"
-    assert list(coordinator_faults(replace(Coordinator(1, 1), unreachable=told[0]))) == [f"cannot reach {told[0][0]}"]
+    [fault] = coordinator_faults("one", replace(Coordinator(1, 1), unreachable=told[0]))
+    assert (fault.label, fault.what) == ("coordinator one", f"cannot reach {told[0][0]}")
     del brokers.known[2]
     watch.look(brokers)
     assert told[1:] == [()], "one that the cluster has given up is nobody's fault"

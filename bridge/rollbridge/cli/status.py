@@ -9,18 +9,18 @@ from importlib import import_module
 
 import click
 
-from rollbridge.base.deadlines import answers_within, wall_ms
+from rollbridge.base.deadlines import answers_within
 from rollbridge.base.text import printable
 from rollbridge.cli.common import CliContext, ExitCode
 from rollbridge.config import CONFIG_VARIABLE, ConnectionSettings
 from rollbridge.doctor.gateway_facts import gateway_parts
 from rollbridge.doctor.probes import RUNNING, ClusterStatus, PartStatus, kafka_cluster_id
-from rollbridge.errors import CorruptDataError, ZooKeeperUnavailableError
-from rollbridge.metadata.changes import NO_COORDINATOR, coordinator_faults, group_fault, shown_state
+from rollbridge.errors import ZooKeeperUnavailableError
 from rollbridge.metadata.gateway_store import read_gateways
 from rollbridge.metadata.gateways import is_gateway_label
+from rollbridge.metadata.picture import ClusterPicture
 from rollbridge.metadata.session import ZooKeeperSession
-from rollbridge.metadata.store import Metadata
+from rollbridge.metadata.store import Metadata, look_at_cluster
 
 ANSWER_S = 5.0
 """Longest wait for ZooKeeper."""
@@ -50,7 +50,7 @@ def zookeeper_parts(settings: ConnectionSettings) -> Iterator[PartStatus]:
         session.start(ANSWER_S)
         with answers_within(ANSWER_S):
             metadata = Metadata(session)
-            found = [*_coordinators(metadata), *_groups(metadata), *_streams(metadata)]
+            found = _parts(look_at_cluster(metadata))
             parts = [_part("zookeeper", RUNNING, settings.zookeeper), *found, *_gateways(settings, metadata)]
     except ZooKeeperUnavailableError:
         pass
@@ -59,33 +59,15 @@ def zookeeper_parts(settings: ConnectionSettings) -> Iterator[PartStatus]:
     yield from parts
 
 
-def _coordinators(metadata: Metadata) -> Iterator[PartStatus]:
-    coordinators = metadata.coordinators()
-    if not coordinators:
-        yield _part("coordinator", NO_COORDINATOR)
-    for name in coordinators:
-        try:
-            record = metadata.coordinator(name)
-        except CorruptDataError:  # of a newer release, say
-            record = None
-        yield _part(f"coordinator {name}", "; ".join(coordinator_faults(record)) or RUNNING)
-
-
-def _groups(metadata: Metadata) -> Iterator[PartStatus]:
-    now_ms = wall_ms()
-    for group in metadata.groups():
-        lead = metadata.lead(group)
-        taking_over_ms = None if lead is None or lead.is_serving else now_ms - lead.since_ms
-        if fault := group_fault(None if lead is None else lead.name, taking_over_ms):
-            yield _part(f"group {group}", fault)
-
-
-def _streams(metadata: Metadata) -> Iterator[PartStatus]:
-    streams = metadata.streams()
-    faults = metadata.stream_faults([item.name for item in streams])
-    for stream in streams:
-        if stream.name in faults:
-            yield _part(f"stream {stream.name}", shown_state(stream, faults[stream.name]))
+def _parts(picture: ClusterPicture) -> Iterator[PartStatus]:
+    """Yield the coordinators, and groups and streams with a fault."""
+    faults: dict[str, list[str]] = {}
+    for fault in picture.faults():
+        faults.setdefault(fault.label, []).append(fault.state)
+    for name in picture.coordinators:
+        yield _part(f"coordinator {name}", "; ".join(faults.pop(f"coordinator {name}", ())) or RUNNING)
+    for label, states in faults.items():
+        yield _part(label, "; ".join(states))
 
 
 def _gateways(settings: ConnectionSettings, metadata: Metadata) -> Iterator[PartStatus]:

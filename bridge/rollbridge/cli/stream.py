@@ -19,7 +19,8 @@ from rollbridge.cli.records import duration, key_range, segment_numbers, size
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import InvalidRangesError, LocalEnvironmentError
-from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault, shown_state, stream_state
+from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
+from rollbridge.metadata.picture import shown_state, stream_state
 from rollbridge.stream.config import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
 from rollbridge.stream.epochs import EpochHistory, EpochRecord
 from rollbridge.stream.keyspace import KeyRange, Partitioner, cut_evenly

@@ -29,10 +29,10 @@ from rollbridge.doctor.facts import (
 from rollbridge.doctor.gateways import gateways, producers
 from rollbridge.errors import InvalidNameError
 from rollbridge.kafka.connection import lacks
-from rollbridge.metadata import paths
 from rollbridge.metadata.access import ADOPTED_OPERATIONS, topic_operations
-from rollbridge.metadata.changes import METADATA_UNREADABLE, SUSPENDED, UNLED, WATCHED, coordinator_faults, group_fault
+from rollbridge.metadata.changes import METADATA_UNREADABLE, SUSPENDED, UNLED, WATCHED
 from rollbridge.metadata.journal import LOG_BEGINS
+from rollbridge.metadata.picture import PartFault
 from rollbridge.metadata.records import Coordinator
 from rollbridge.monitoring.runbook import remedy
 from rollbridge.stream.config import StreamState
@@ -303,13 +303,48 @@ def replication(facts: ClusterFacts) -> Iterator[Finding]:
         )
 
 
+def parts(facts: ClusterFacts) -> Iterator[Finding]:
+    """Expect coordinators, groups and streams to work, as status and page do."""
+    for fault in facts.faults():
+        check, way_out = fault.code, ""
+        more = ""
+        if check in WATCHED:
+            continue  # see adopted_topics, which knows the topic
+        if check == "no-leader" and not facts.coordinators:
+            continue
+        if check == "no-coordinator":
+            led = ", ".join(sorted({group.last_leader for group in facts.groups} - {""}))
+            more = f"; {led} led the groups last" if led else ""
+        elif check == "broker-unreachable":
+            led = ", ".join(sorted(str(group.name) for group in facts.groups if group.leader == fault.name))
+            more = f"; it leads {led}" if led else ""
+        elif check == "topic-replaced":
+            way_out = f"rollbridge repair --commit-log {fault.name}"
+        elif fault.part == "group" and check == METADATA_UNREADABLE:
+            way_out = "put the node right, as from a backup of ZooKeeper; if a newer release wrote it, run that one"
+        elif check in UNLED:
+            way_out = remedy("unled")
+        elif fault.part == "stream":
+            check, way_out = "stream-error", _out_of_error(facts, fault)
+        yield problem(check, f"{fault.label}: {fault.what}{more}", way_out or remedy(check))
+
+
+def _out_of_error(facts: ClusterFacts, fault: PartFault) -> str:
+    if fault.code == SUSPENDED:
+        return remedy("stream-error", "which waits for native transactions of others")
+    if fault.code == UNKNOWN_TOPIC:
+        return (
+            "a topic that was removed does not come back: copy what is needed from the stream, end its "
+            f"transactions (rollbridge txn abort), and delete it (rollbridge stream delete {fault.name})"
+        )
+    topics = (item.error.topic for item in facts.streams if item.error and str(item.config.name) == fault.name)
+    topic = next(topics, "")
+    return remedy("stream-error", what=f"topic {topic}" if topic else "what is refused")
+
+
 def leadership(facts: ClusterFacts) -> Iterator[Finding]:
-    """Expect a leader for every group, a standby, and nothing stuck."""
-    if facts.groups and not facts.coordinators:
-        led = ", ".join(sorted({group.last_leader for group in facts.groups} - {""}))
-        what = "no coordinator is running" + (f"; {led} led the groups last" if led else "")
-        yield problem("no-coordinator", what, remedy("no-coordinator"))
-    elif len(facts.coordinators) == 1:
+    """Expect a standby, one release, and nothing stuck."""
+    if len(facts.coordinators) == 1:
         yield warning("no-standby", "only one coordinator is running", remedy("no-standby"))
     if len(set(facts.releases.values())) > 1:
         told = ", ".join(f"{name} {release or 'before 0.2.0'}" for name, release in sorted(facts.releases.items()))
@@ -319,18 +354,6 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
             "upgrade the others before clients use what the newest one brings (docs/upgrading.md)",
         )
     for group in facts.groups:
-        if group.fault:
-            yield problem(
-                METADATA_UNREADABLE,
-                f"the record of group {group.name} ({paths.group(group.name)}) cannot be read, so no coordinator can "
-                f"take it over: {group.fault}",
-                "put the node right, as from a backup of ZooKeeper; if a newer release wrote it, run that one",
-            )
-        if group.leader is None and facts.coordinators:
-            yield problem("no-leader", f"group {group.name} has no leader", remedy("no-leader"))
-        lasts_ms = None if group.taking_over_ms is None else facts.now_ms - group.taking_over_ms
-        if group.leader is not None and (fault := group_fault(group.leader, lasts_ms)):
-            yield warning("taking-over", f"group {group.name}: {fault}", remedy("taking-over"))
         for what, since_ms in (("rolling commit", group.committing_ms), ("scale", group.scaling_ms)):
             age_ms = 0 if since_ms is None else facts.now_ms - since_ms
             if age_ms > SLOW / timedelta(milliseconds=1):
@@ -360,21 +383,13 @@ def leadership(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def reach(facts: ClusterFacts) -> Iterator[Finding]:
-    """Expect coordinators to reach every broker, and the doctor, too."""
+    """Expect the doctor to reach every broker."""
     for node, why in facts.unreached.items():
         yield problem(
             "broker-unreachable",
             f"the doctor cannot reach broker {node}, which the cluster takes for alive: {why}",
             remedy("broker-unreachable"),
         )
-    for name, record in sorted(facts.records.items()):
-        led = sorted(str(group.name) for group in facts.groups if group.leader == name)
-        for fault in coordinator_faults(record):
-            yield problem(
-                "broker-unreachable",
-                f"coordinator {name} {fault}" + (f"; it leads {', '.join(led)}" if led else ""),
-                remedy("broker-unreachable"),
-            )
 
 
 def fold(findings: Sequence[Finding]) -> list[tuple[Finding, int]]:
@@ -486,23 +501,6 @@ def shown(what: str, content: bytes | None) -> str:
     return f"{what} {content[:SHOWN_MAX]!r}{'...' if len(content) > SHOWN_MAX else ''}"
 
 
-def outdated(facts: ClusterFacts) -> Iterator[Finding]:
-    """Expect that ZooKeeper was not restored from an older state."""
-    for group in facts.groups:
-        if group.outdated == LOG_BEGINS.decode():
-            yield problem(
-                "topic-replaced",
-                f"group {group.record.name} has no leader: a restart of its commit log was interrupted",
-                f"rollbridge repair --commit-log {group.record.name}",
-            )
-        elif group.outdated is not None:
-            yield problem(
-                "zookeeper-outdated",
-                f"ZooKeeper was set back, as from a backup, so group {group.name} has no leader: {group.outdated}",
-                remedy("zookeeper-outdated"),
-            )
-
-
 def scaling_waits(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect streams to be scaled within ``SCALING`` after their policies have asked for it."""
     followed = {item.config.name for item in facts.streams if item.config.scaling is not None}
@@ -580,32 +578,16 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
 
 def epochs(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect chained epochs, existing segments, and seals as the epochs say."""
-    for unreadable, why in facts.unreadable.items():
-        yield problem(
-            METADATA_UNREADABLE, f"the settings of stream {unreadable} cannot be read: {why}", remedy("unled")
-        )
     for stream in facts.streams:
         name = stream.config.name
         if stream.error is not None and stream.error.code in UNLED:
-            yield problem(stream.error.code, f"stream {name} is not led: {stream.error.reason}", remedy("unled"))
             continue
         if stream.config.state is not StreamState.ACTIVE:
             yield warning("deleting", f"stream {name} is being deleted", "a coordinator finishes that")
             continue
-        if stream.error is not None and stream.error.code not in WATCHED:
-            refused = f"topic {stream.error.topic}" if stream.error.topic else "what is refused"
-            way_out = remedy("stream-error", what=refused)
-            if stream.error.code == SUSPENDED:
-                way_out = remedy("stream-error", "which waits for native transactions of others")
-            elif stream.error.code == UNKNOWN_TOPIC:
-                way_out = (
-                    "a topic that was removed does not come back: copy what is needed from the stream, end its "
-                    f"transactions (rollbridge txn abort), and delete it (rollbridge stream delete {name})"
-                )
-            yield problem("stream-error", f"the transactions of stream {name} wait: {stream.error.reason}", way_out)
         if stream.history is None:
             yield problem(
-                "epoch-history", f"the epochs of stream {name} cannot be read: {stream.fault}", "restore ZooKeeper"
+                "epoch-history", f"the epochs of stream {name} cannot be read: {stream.unread}", "restore ZooKeeper"
             )
             continue
         for fault in check_chain(stream.history.records, stream.history.first, stream.history.born):
@@ -768,9 +750,9 @@ def permissions(facts: ClusterFacts) -> Iterator[Finding]:
 
 CHECKS: Final = (
     replication,
+    parts,
     leadership,
     reach,
-    outdated,
     scaling_waits,
     quotas,
     clocks,

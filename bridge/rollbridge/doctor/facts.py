@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from itertools import filterfalse
 from typing import Final
@@ -23,7 +23,7 @@ from rollbridge.buffer.snapshot_topic import BufferSnapshot, EndedSince, Snapsho
 from rollbridge.commitlog.outcomes import decode_terminated
 from rollbridge.config import ConnectionSettings
 from rollbridge.doctor.gateway_facts import GatewayFacts, IdFacts, gather_gateways
-from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, RollbridgeError
+from rollbridge.errors import CorruptDataError, NotFoundError, RollbridgeError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import KafkaUnavailableError, NotAuthorizedError, refusal
 from rollbridge.kafka.foreign import partitions_under_way
@@ -31,24 +31,17 @@ from rollbridge.kafka.metadata import Broker, Cluster
 from rollbridge.kafka.topics import RESOURCE_BROKER, TopicAdmin, ask_to_describe_configs, view_cluster, view_topics
 from rollbridge.metadata import paths
 from rollbridge.metadata.acls import open_nodes
-from rollbridge.metadata.changes import (
-    CommittingTransactions,
-    EpochTransition,
-    Merging,
-    StreamChange,
-    StreamFault,
-    works_of,
-)
+from rollbridge.metadata.changes import Merging
 from rollbridge.metadata.gateways import is_gateway_label
 from rollbridge.metadata.journal import split
-from rollbridge.metadata.records import ControllerEpoch, Coordinator, Group, TransactionRecord
+from rollbridge.metadata.picture import ClusterPicture, GroupPicture, StreamPicture
+from rollbridge.metadata.records import Coordinator, TransactionRecord
 from rollbridge.metadata.session import Znode, ZooKeeperSession
-from rollbridge.metadata.store import Metadata
+from rollbridge.metadata.store import Metadata, look_at_cluster, look_at_streams
 from rollbridge.stream.config import StreamConfig, StreamState
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.late import LateNotes
 from rollbridge.stream.names import (
-    GroupName,
     StreamName,
     is_compacted_topic,
     is_group_topic,
@@ -153,56 +146,31 @@ class TopicFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupFacts:
+class GroupFacts(GroupPicture):
     """Transaction group.
 
     Attributes:
-        committing_ms, scaling_ms: Start of the rolling commit or scale in progress; None if there is none.
         coordinator: Record that its leader published about itself.
         outcome_faults: Faults of the records of terminated transactions.
-        taking_over_ms: Start of its leader's takeover; None if the leader serves.
-        clock_ms: Lead of its leader's clock over ZooKeeper's at the takeover; negative if behind.
-        last_leader: Coordinator that leads it, or led it last; empty if none ever has.
-        outdated: State that ZooKeeper has lost, as a leader has found; None if nothing.
         scaling_waits: Its streams that wait to be scaled by their load.
-        unreadable: Nodes of its changes that cannot be read, or were put aside as they could not.
-        fault: Why its record cannot be read; ``record`` holds nothing but its name then.
     """
 
-    record: Group
-    leader: str | None
-    committing_ms: int | None = None
-    scaling_ms: int | None = None
     transactions: Sequence[TransactionRecord] = ()
     coordinator: Coordinator | None = None
     outcome_faults: Sequence[str] = ()
-    taking_over_ms: int | None = None
-    clock_ms: int = 0
-    outdated: str | None = None
     scaling_waits: Sequence[ScalingWait] = ()
-    last_leader: str = ""
-    unreadable: Sequence[str] = ()
-    fault: str = ""
-
-    @property
-    def name(self) -> GroupName:
-        """Name of the group."""
-        return self.record.name
 
 
 @dataclass(frozen=True, slots=True)
-class StreamFacts:
-    """Stream; ``history`` is None if its epochs are gone or cannot be read, and ``fault`` is the reason.
+class StreamFacts(StreamPicture):
+    """Stream; ``history`` is None if its epochs are gone or cannot be read, and ``unread`` is the reason.
 
     ``late`` describes records that arrived behind the ends of its sealed segments.
-    ``error`` is the reason why its transactions are not merged, if it is in an error state.
     """
 
-    config: StreamConfig
     history: EpochHistory | None
-    fault: str = ""
+    unread: str = ""
     late: LateNotes = field(default_factory=LateNotes)
-    error: StreamFault | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +182,7 @@ class SnapshotFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterFacts:
+class ClusterFacts(ClusterPicture):
     """All facts about a cluster.
 
     Attributes:
@@ -224,12 +192,9 @@ class ClusterFacts:
         claims: Name of the stream that has adopted a topic, by topic, as the index of topics in ZooKeeper says.
         named: Topics at the brokers that have the names of streams' virtual topics.
         operations: Operations on the cluster allowed to the principal.
-        records: What coordinators say of themselves, as far as it can be read.
         hidden: Expected topics that the principal may not describe.
         open_nodes: Znodes that everybody may change.
         is_guarded: True if the doctor has credentials or encryption anywhere: nothing else is meant to be open.
-        unreadable: Streams whose settings cannot be read, with the reasons.
-        now_ms: Time of the look, ms since 1970.
         upcoming: Topics that records name which were read after the topics were listed: prepared segments of large
             transactions, and what streams have got meanwhile.
         quotas: Quotas of clients, as far as they may be looked at.
@@ -241,13 +206,9 @@ class ClusterFacts:
 
     kafka_cluster_id: str
     recorded_cluster_id: str | None
-    now_ms: int
     brokers: Sequence[BrokerFacts] = ()
-    coordinators: Sequence[str] = ()
-    records: Mapping[str, Coordinator] = field(default_factory=dict)
-    groups: Sequence[GroupFacts] = ()
-    streams: Sequence[StreamFacts] = ()
-    unreadable: Mapping[str, str] = field(default_factory=dict)
+    groups: Sequence[GroupFacts] = field(default=(), kw_only=True)
+    streams: Sequence[StreamFacts] = field(default=(), kw_only=True)
     topics: Mapping[str, TopicFacts] = field(default_factory=dict)
     adopted: Mapping[str, TopicFacts] = field(default_factory=dict)
     claims: Mapping[str, str] = field(default_factory=dict)
@@ -321,8 +282,8 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         view = view_cluster(cluster, _ANSWER_S)
         metadata = Metadata(session)
         recorded = metadata.cluster()
-        streams = _streams(metadata)
-        unreadable = {str(name): why for name, why in metadata.unreadable_streams().items()}
+        picture = look_at_cluster(metadata)
+        streams = _streams(metadata, picture.streams)
         existing = topics.list_topics()
         # Whatever an adopted topic is called, it is its owner's.
         adopted = {stream.config.topic for stream in streams if stream.config.topic}
@@ -332,7 +293,7 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
         known = found.keys() | theirs.keys()
         away = {item.name for item in found.values() if not item.is_led}
         brokers, unreached = _brokers(cluster, view.brokers)
-        groups = [_group(kafka, metadata, name, found) for name in metadata.groups()]
+        groups = [_group(kafka, metadata, picture, item, found) for item in picture.groups]
         gateways, ids = gather_gateways(session, settings.kafka, _at_gateways(groups))
         return ClusterFacts(
             kafka_cluster_id=view.cluster_id,
@@ -340,11 +301,11 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
             now_ms=wall_ms(),
             brokers=brokers,
             unreached=unreached,
-            coordinators=(alive := metadata.coordinators()),
-            records=_records(metadata, alive),
+            coordinators=picture.coordinators,
+            records=picture.records,
             groups=groups,
             streams=streams,
-            unreadable=unreadable,
+            unreadable=picture.unreadable,
             topics=found,
             adopted=theirs,
             claims=_claims(session),
@@ -366,20 +327,6 @@ def gather(settings: ConnectionSettings) -> ClusterFacts:
 
 def _at_gateways(groups: Iterable[GroupFacts]) -> set[str]:
     return {item.client_name for group in groups for item in group.transactions if is_gateway_label(item.label)}
-
-
-def _records(metadata: Metadata, coordinators: Iterable[str]) -> dict[str, Coordinator]:
-    """Return what coordinators say of themselves; those that say nothing that can be read are left out."""
-    found = {}
-    for name in coordinators:
-        try:
-            known = metadata.coordinator(name)
-        except CorruptDataError as fault:
-            logger.warning("doctor.coordinator_unread coordinator=%s: %s", name, fault)
-            continue
-        if known is not None:
-            found[name] = known
-    return found
 
 
 def _brokers(cluster: Cluster, known: Mapping[int, Broker]) -> tuple[list[BrokerFacts], dict[int, str]]:
@@ -463,7 +410,7 @@ def _upcoming(metadata: Metadata, unexpected: Iterable[str]) -> frozenset[str]:
         for node in metadata.session.get_many(nodes):
             for item in () if node is None else Merging.from_json(node.value).streams:
                 named |= set(map(StreamName.parse(item.stream).segment_topic, item.segments.values()))
-    return wanted & (named | _expected(metadata, _streams(metadata)))
+    return wanted & (named | _expected(metadata, _streams(metadata, look_at_streams(metadata)[0])))
 
 
 def _hidden(cluster: Cluster, names: Iterable[str]) -> frozenset[str]:
@@ -536,22 +483,20 @@ def _outcome_faults(kafka: KafkaClient, topic: str) -> list[str]:
     return faults
 
 
-def _streams(metadata: Metadata) -> list[StreamFacts]:
-    """Return all streams, with few requests however many there are."""
-    configs = metadata.streams()
-    names = [config.name for config in configs]
-    faults = metadata.stream_faults(names)
+def _streams(metadata: Metadata, known: Sequence[StreamPicture]) -> list[StreamFacts]:
+    """Return more about streams, with few requests however many there are."""
+    names = [item.config.name for item in known]
     notes = metadata.get_each([paths.late(name) for name in names])
     found = []
-    for config, late, history in zip(configs, notes, metadata.histories(names), strict=True):
+    for item, late, history in zip(known, notes, metadata.histories(names), strict=True):
         is_read = isinstance(history, EpochHistory)
         found.append(
             StreamFacts(
-                config,
+                item.config,
                 history if isinstance(history, EpochHistory) else None,
                 "" if is_read else str(history or "they are gone"),
                 _late_notes(late),
-                faults.get(config.name),
+                error=item.error,
             )
         )
     return found
@@ -565,50 +510,17 @@ def _late_notes(node: Znode | RollbridgeError | None) -> LateNotes:
         return LateNotes()
 
 
-def _group(kafka: KafkaClient, metadata: Metadata, name: GroupName, topics: Collection[str]) -> GroupFacts:
-    fault = ""
-    try:
-        record = metadata.group(name)
-    except CorruptDataError as why:
-        record, fault = Group(name, 0), str(why)
-    if record is None:
-        raise InvalidRequestError(f"group {name} was removed while it was read; nothing was changed; try again")
-    half_done = [
-        f"{paths.pending_changes(name)}/{title}" for title in metadata.session.children(paths.pending_changes(name))
-    ]
-    begun = [paths.committing(name), paths.scaling(name), *half_done]
-    found = zip(begun, metadata.session.get_many(begun), strict=True)
-    works: list[StreamChange] = []
-    unreadable = [f"{paths.unreadable(name)}/{title}" for title in metadata.session.children(paths.unreadable(name))]
-    for path, node in found:
-        try:
-            works += [work for _, work in works_of({path: node.value} if node is not None else {}, name)]
-        except CorruptDataError:
-            unreadable.append(path)
-    lead = metadata.lead(name)
-    leader = None if lead is None else lead.name
-    raised, outdated = metadata.session.get_many([paths.controller(name), paths.outdated(name)])
+def _group(
+    kafka: KafkaClient, metadata: Metadata, picture: ClusterPicture, known: GroupPicture, topics: Collection[str]
+) -> GroupFacts:
+    name = known.name
     return GroupFacts(
-        record,
-        leader,
-        min((work.created_ms for work in works if isinstance(work, CommittingTransactions)), default=None),
-        min((work.created_ms for work in works if isinstance(work, EpochTransition)), default=None),
-        metadata.transactions(name),
-        None if leader is None else metadata.coordinator(leader),
-        _outcome_faults(kafka, name.terminated_topic) if name.terminated_topic in topics else (),
-        None if lead is None or lead.is_serving else lead.since_ms,
-        0 if not (raised and raised.value) else _clock_ms(raised),
-        None if outdated is None else outdated.value.decode("utf-8", "replace"),
-        metadata.scaling_waits(name).waits,
-        ControllerEpoch.from_json(raised.value).leader if raised and raised.value else "",
-        unreadable,
-        fault,
+        **{item.name: getattr(known, item.name) for item in fields(known)},
+        transactions=metadata.transactions(name),
+        coordinator=picture.records.get(known.leader or ""),
+        outcome_faults=_outcome_faults(kafka, name.terminated_topic) if name.terminated_topic in topics else (),
+        scaling_waits=metadata.scaling_waits(name).waits,
     )
-
-
-def _clock_ms(raised: Znode) -> int:
-    known = ControllerEpoch.from_json(raised.value)
-    return known.since_ms - raised.modified_ms if known.epoch else 0
 
 
 def _all_natives(cluster: Cluster, topics: Sequence[TopicFacts], unreached: Collection[int]) -> list[OpenNative]:

@@ -31,16 +31,25 @@ from rollbridge.errors import (
     ZooKeeperUnavailableError,
 )
 from rollbridge.metadata import paths
-from rollbridge.metadata.changes import METADATA_UNREADABLE, StreamFault
+from rollbridge.metadata.changes import (
+    METADATA_UNREADABLE,
+    CommittingTransactions,
+    EpochTransition,
+    StreamChange,
+    StreamFault,
+    works_of,
+)
 from rollbridge.metadata.errors import (
     NodeExistsError,
     NodeMissingError,
     NodeVersionMismatchError,
     ZooKeeperRefusedError,
 )
+from rollbridge.metadata.picture import ClusterPicture, GroupPicture, StreamPicture
 from rollbridge.metadata.records import (
     LAYOUT_FORMAT,
     ClusterIdentity,
+    ControllerEpoch,
     Coordinator,
     CreateNode,
     Group,
@@ -91,6 +100,12 @@ def _readable(node: Znode | RollbridgeError | None) -> Znode | None:
     if isinstance(node, RollbridgeError):
         raise node
     return node
+
+
+def lead_in(node: Znode) -> Lead:
+    """Return what a leader node says: its version is 0 until the takeover is over."""
+    since_ms = node.modified_ms if node.version else node.created_ms
+    return Lead(node.value.decode(errors="replace"), since_ms, is_serving=node.version > 0)
 
 
 class Metadata:
@@ -226,13 +241,15 @@ class Metadata:
 
         Those that cannot be read are left out; :meth:`unreadable_streams` names them.
         """
-        return [item for item in self._streams(scope).values() if isinstance(item, StreamConfig)]
+        return [item for item in self.stream_records(scope).values() if isinstance(item, StreamConfig)]
 
     def unreadable_streams(self, scope: str | None = None) -> dict[StreamName, str]:
         """Return the streams whose configurations cannot be read, with the reasons."""
-        return {name: str(item) for name, item in self._streams(scope).items() if isinstance(item, RollbridgeError)}
+        found = self.stream_records(scope)
+        return {name: str(item) for name, item in found.items() if isinstance(item, RollbridgeError)}
 
-    def _streams(self, scope: str | None) -> dict[StreamName, StreamConfig | RollbridgeError]:
+    def stream_records(self, scope: str | None = None) -> dict[StreamName, StreamConfig | RollbridgeError]:
+        """Return the configurations of all streams, or of those of a scope; the error in place of each unreadable."""
         scopes = self.scopes() if scope is None else [scope]
         children = self.session.children_many([paths.streams(item) for item in scopes])
         wanted: list[StreamName] = []
@@ -373,10 +390,7 @@ class Metadata:
     def lead(self, name: GroupName) -> Lead | None:
         """Return the leader of a group, and its first epoch; None without one."""
         node = self.session.get(paths.leader(name))
-        if node is None:
-            return None
-        since_ms = node.modified_ms if node.version else node.created_ms
-        return Lead(node.value.decode(errors="replace"), since_ms, is_serving=node.version > 0)
+        return None if node is None else lead_in(node)
 
     # Transactions -----------------------------------------------------------------------------------------------
 
@@ -669,3 +683,111 @@ class Metadata:
                 return False  # none changes what anybody has asked for before
             case RequestKind.ABORT_TRANSACTION | RequestKind.CLEAR_SNAPSHOTS | RequestKind.REBUILD_SNAPSHOTS:
                 return self.leader(group) is not None
+
+
+# The picture
+
+
+def look_at_cluster(metadata: Metadata) -> ClusterPicture:
+    """Return a picture of all there is, with few requests however much that is.
+
+    Raises:
+        ZooKeeperUnavailableError: no server answers.
+    """
+    coordinators = metadata.coordinators()
+    streams, unreadable = look_at_streams(metadata)
+    return ClusterPicture(
+        wall_ms(),
+        coordinators=coordinators,
+        records=_records(metadata, coordinators),
+        groups=look_at_groups(metadata, metadata.groups()),
+        streams=streams,
+        unreadable=unreadable,
+    )
+
+
+def look_at_groups(metadata: Metadata, names: Sequence[GroupName]) -> list[GroupPicture]:
+    """Return pictures of groups; those that are gone are left out."""
+    parents = [parent for name in names for parent in (paths.pending_changes(name), paths.unreadable(name))]
+    children = dict(zip(parents, metadata.session.children_many(parents), strict=True))
+    below = {parent: [f"{parent}/{title}" for title in titles] for parent, titles in children.items()}
+    own = {
+        name: [
+            *(paths.group(name), paths.leader(name), paths.controller(name), paths.outdated(name)),
+            *(paths.committing(name), paths.scaling(name), *below[paths.pending_changes(name)]),
+        ]
+        for name in names
+    }
+    wanted = [path for found in own.values() for path in found]
+    nodes = dict(zip(wanted, metadata.get_each(wanted), strict=True))
+    return [
+        _group(name, [(path, nodes[path]) for path in own[name]], below[paths.unreadable(name)])
+        for name in names
+        if nodes[paths.group(name)] is not None
+    ]
+
+
+def _group(
+    name: GroupName, nodes: Sequence[tuple[str, Znode | RollbridgeError | None]], put_aside: Sequence[str]
+) -> GroupPicture:
+    record, record_fault = Group(name, 0), ""
+    raised, lead, outdated = ControllerEpoch(0, "", 0), None, None
+    works: list[StreamChange] = []
+    unreadable, clock_ms = list(put_aside), 0
+    for path, found in nodes:
+        try:
+            node = _readable(found)
+            if node is None:
+                continue
+            if path == paths.group(name):
+                record = Group.from_json(node.value)
+            elif path == paths.leader(name):
+                lead = lead_in(node)
+            elif path == paths.outdated(name):
+                outdated = node.value.decode("utf-8", "replace")
+            elif path == paths.controller(name):
+                raised = ControllerEpoch.from_json(node.value) if node.value else raised
+                clock_ms = raised.since_ms - node.modified_ms if raised.epoch else 0
+            else:
+                works += [work for _, work in works_of({path: node.value}, name)]
+        except RollbridgeError as why:
+            if path == paths.group(name):
+                record_fault = str(why)
+            else:
+                unreadable.append(path)
+    rolls = (item.created_ms for item in works if isinstance(item, CommittingTransactions))
+    scales = (item.created_ms for item in works if isinstance(item, EpochTransition))
+    return GroupPicture(
+        record,
+        lead,
+        committing_ms=min(rolls, default=None),
+        scaling_ms=min(scales, default=None),
+        clock_ms=clock_ms,
+        last_leader=raised.leader,
+        outdated=outdated,
+        unreadable=unreadable,
+        record_fault=record_fault,
+    )
+
+
+def look_at_streams(metadata: Metadata, scope: str | None = None) -> tuple[list[StreamPicture], dict[str, str]]:
+    """Return pictures of all streams, or those of a scope, and why the settings of others cannot be read."""
+    found = metadata.stream_records(scope)
+    configs = [item for item in found.values() if isinstance(item, StreamConfig)]
+    unreadable = {str(name): str(item) for name, item in found.items() if isinstance(item, RollbridgeError)}
+    faults = metadata.stream_faults([item.name for item in configs])
+    return [StreamPicture(item, error=faults.get(item.name)) for item in configs], unreadable
+
+
+def _records(metadata: Metadata, coordinators: Sequence[str]) -> dict[str, Coordinator]:
+    found = {}
+    for name, node in zip(
+        coordinators, metadata.get_each([paths.coordinator(name) for name in coordinators]), strict=True
+    ):
+        try:
+            known = _readable(node)
+            if known is not None and known.value:
+                found[name] = Coordinator.from_json(known.value)
+        except RollbridgeError as fault:  # of a newer release, say
+            logger.warning("coordinator.unread coordinator=%s: %s", name, fault)
+    return found

@@ -47,6 +47,7 @@ class Place(Enum):
     STYLE = "style"
     SCRIPT = "script"
     OVERVIEW = "overview"
+    STATE = "state"
     GROUP = "group"
     LAST_HOUR = "last hour"
     STREAM = "stream"
@@ -63,6 +64,7 @@ ROUTES: Final[Mapping[str, Place]] = {
     "/page.css": Place.STYLE,
     "/page.js": Place.SCRIPT,
     f"{API}/overview": Place.OVERVIEW,
+    f"{API}/state.json": Place.STATE,
     f"{API}/groups/*/*": Place.GROUP,
     f"{API}/groups/*/*/last-hour": Place.LAST_HOUR,
     f"{API}/streams/*/*": Place.STREAM,

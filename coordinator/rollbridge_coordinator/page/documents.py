@@ -12,9 +12,10 @@ from typing import Any, Final
 
 from rollbridge.base.ids import SegmentId
 from rollbridge.buffer.fold import Stranger
-from rollbridge.metadata.changes import StreamFault, group_fault, stream_state
+from rollbridge.metadata.changes import StreamFault
 from rollbridge.metadata.gateways import GatewayRecord, is_gateway_label
-from rollbridge.metadata.records import TransactionRecord
+from rollbridge.metadata.picture import ClusterPicture, GroupPicture, StreamPicture, coordinator_faults, stream_state
+from rollbridge.metadata.records import Coordinator, TransactionRecord
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory, TruncatedHistory
 from rollbridge.stream.names import Partition
@@ -38,6 +39,8 @@ EPOCHS_SHOWN: Final = 50
 """Epochs of a stream that are listed and drawn; more would not be readable."""
 DRAWN_MAX: Final = 1_000
 """Segments that are drawn, unless a single epoch has more."""
+STREAMS_IN_STATE: Final = 1_000
+"""Streams of ``state.json``: first those in an error state."""
 SEGMENTS_SHOWN: Final = 200
 """Active segments of a stream that are measured and listed."""
 
@@ -52,20 +55,19 @@ class LeadView:
     """Leader of a group, from ZooKeeper.
 
     Attributes:
-        group: ``scope/group``.
-        leader: Name of the coordinator; None if there is none.
-        since_ms: Begin of its service, or of its takeover.
-        is_serving: True if its takeover is over.
-        page: URL of its page, if known.
-        is_here: True if it is this coordinator.
+        picture: The group.
+        page: URL of its leader's page, if known.
+        is_here: True if that is this coordinator.
     """
 
-    group: str
-    leader: str | None = None
-    since_ms: int | None = None
-    is_serving: bool = False
+    picture: GroupPicture
     page: str | None = None
     is_here: bool = False
+
+    @property
+    def group(self) -> str:
+        """``scope/group``."""
+        return str(self.picture.name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +80,13 @@ class Overview:
 
 def lead_document(lead: LeadView, now_ms: int) -> Document:
     """Return the leader of a group, and what is wrong with it."""
-    taking_over_ms = None if lead.is_serving or lead.since_ms is None else now_ms - lead.since_ms
+    known, fault = lead.picture.lead, lead.picture.fault(now_ms)
     return {
-        "fault": group_fault(lead.leader, taking_over_ms),
+        "fault": None if fault is None else fault.what,
         "group": lead.group,
-        "leader": lead.leader,
-        "since_ms": lead.since_ms,
-        "serving": lead.is_serving,
+        "leader": lead.picture.leader,
+        "since_ms": None if known is None else known.since_ms,
+        "serving": known is not None and known.is_serving,
         "here": lead.is_here,
         "page": lead.page,
     }
@@ -154,6 +156,37 @@ def last_hour_document(group: str, periods: Iterable[Period], now_ms: int) -> Do
         "now_ms": now_ms,
         "step_ms": STEP_MS,
         "points": [{"at_ms": item.at_ms, "ms": item.ms, **rates_document(item)} for item in periods if item.ms],
+    }
+
+
+def state_document(
+    picture: ClusterPicture, groups: Sequence[Document], waiting: Mapping[str, list[Document]]
+) -> Document:
+    """Return all that is known of a cluster at one moment: what is wrong in it first.
+
+    Args:
+        groups: Entries of the overview.
+        waiting: All that waits in each group that is led here, by name.
+    """
+    streams = sorted(picture.streams, key=lambda item: item.error is None)
+    return {
+        "version": VERSION,
+        "now_ms": picture.now_ms,
+        "faults": [item._asdict() for item in picture.faults()],
+        "coordinators": [coordinator_entry(name, picture.records.get(name)) for name in picture.coordinators],
+        "groups": [{**entry, "waiting": waiting.get(entry["group"])} for entry in groups],
+        "streams": [stream_entry(item.config, item.error) for item in streams[:STREAMS_IN_STATE]],
+        "streams_not_listed": max(len(streams) - STREAMS_IN_STATE, 0),
+    }
+
+
+def coordinator_entry(name: str, record: Coordinator | None) -> Document:
+    """Return a coordinator that is alive."""
+    return {
+        "name": name,
+        "release": None if record is None else record.release or None,
+        "page": None if record is None else record.page or None,
+        "faults": [item.what for item in coordinator_faults(name, record)],
     }
 
 
@@ -347,26 +380,34 @@ def led_group_document(lead: LeadView, overview: Overview, earlier: LiveGroup | 
         "controller_epoch": live.controller_epoch,
         "summary": glance_document(overview),
         "transactions": listing_document(live.listing, live.states, live.open_bytes, live.at_ms, "leader"),
-        "streams": [live_stream_entry(item, rates.get(str(item.config.name))) for item in live.streams],
-        "streams_not_listed": live.streams_count - len(live.streams),
-        "rounds": [round_document(item) for item in reversed(live.rounds)],
-        "waiting": [
-            {
-                "cause": item.cause,
-                "kind": item.kind,
-                "name": item.name,
-                "streams": list(item.streams[:NAMED_MAX]),
-                "since_ms": item.since_ms or None,
-                "retry_ms": item.retry_ms or None,
-                "half_done": item.cause is WaitCause.HALF_DONE,
-                "waits_for": list(item.reasons[:NAMED_MAX]),
-                "bound": CAUSES[item.cause].bound,
-            }
-            for item in live.waits
+        "streams": [
+            *(stream_entry(config, fault) for config, fault in live.unled),
+            *(live_stream_entry(item, rates.get(str(item.config.name))) for item in live.streams),
         ],
+        "streams_not_listed": live.streams_count - len(live.unled) - len(live.streams),
+        "rounds": [round_document(item) for item in reversed(live.rounds)],
+        "waiting": waiting_entries(live),
         "waiting_not_listed": live.waits_count - len(live.waits),
         "foreign": stranger_document(live.foreign, live.stranger),
     }
+
+
+def waiting_entries(live: LiveGroup) -> list[Document]:
+    """Return what waits in a group that is led here, the longest wait first."""
+    return [
+        {
+            "cause": item.cause,
+            "kind": item.kind,
+            "name": item.name,
+            "streams": list(item.streams[:NAMED_MAX]),
+            "since_ms": item.since_ms or None,
+            "retry_ms": item.retry_ms or None,
+            "half_done": item.cause is WaitCause.HALF_DONE,
+            "waits_for": list(item.reasons[:NAMED_MAX]),
+            "bound": CAUSES[item.cause].bound,
+        }
+        for item in live.waits
+    ]
 
 
 def stranger_document(count: int, last: Stranger | None) -> Document | None:
@@ -386,7 +427,7 @@ def stranger_document(count: int, last: Stranger | None) -> Document | None:
 
 def other_group_document(
     lead: LeadView,
-    streams: Sequence[tuple[StreamConfig, StreamFault | None]],
+    streams: Sequence[StreamPicture],
     streams_count: int,
     records: Sequence[TransactionRecord],
     count: int,
@@ -395,7 +436,7 @@ def other_group_document(
     """Return ZooKeeper's facts about a group that is led elsewhere, or not at all.
 
     Args:
-        streams: Its streams, or the first of them, each with the reason why its transactions wait.
+        streams: Its streams, or the first of them.
         records: Its open transactions, oldest first, or the oldest of them.
     """
     states: dict[str, int] = {}
@@ -408,7 +449,7 @@ def other_group_document(
         "controller_epoch": None,
         "summary": glance_document(None),
         "transactions": listing_document(recorded_listing(records, count, now_ms), states, None, now_ms, "zookeeper"),
-        "streams": [stream_entry(config, fault) for config, fault in streams],
+        "streams": [stream_entry(item.config, item.error) for item in streams],
         "streams_not_listed": streams_count - len(streams),
         "rounds": [],
         "waiting": [],

@@ -12,6 +12,7 @@ from array import array
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from operator import attrgetter
 from typing import Final
 
@@ -144,7 +145,8 @@ class LiveGroup:
         open_bytes: Bytes of their frames.
         oldest_ms: Begin of the first of them; None without one.
         deadline_ms: End of the first lease; None if none is open.
-        streams: Its streams, or a selection.
+        streams: Its streams that are led, or a selection.
+        unled: Those that are not, or the first of them, with the reasons.
         streams_count: Number of its streams.
         faults_count: Number in an error state.
         waits: What waits, the longest wait first, or the first of it.
@@ -166,6 +168,7 @@ class LiveGroup:
     deadline_ms: int | None
     listing: Listing
     streams: tuple[LiveStream, ...]
+    unled: tuple[tuple[StreamConfig, StreamFault], ...]
     streams_count: int
     faults_count: int
     rounds: tuple[PastRound, ...]
@@ -206,7 +209,8 @@ def live_group(group: GroupState, view: LeaderView, known: LiveGroup | None) -> 
         deadline_ms=survey.deadline_ms,
         listing=listing,
         streams=tuple(streams),
-        streams_count=len(group.streams),
+        unled=_unled(group),
+        streams_count=len(group.streams) + len(group.unled),
         faults_count=len(group.waits.faults),
         rounds=tuple(group.metrics.rounds),
         waits=tuple(waits[:LISTED_MAX]),
@@ -217,6 +221,11 @@ def live_group(group: GroupState, view: LeaderView, known: LiveGroup | None) -> 
         foreign=group.fold.rejected[Rejection.FOREIGN],
         stranger=group.fold.stranger,
     )
+
+
+def _unled(group: GroupState) -> tuple[tuple[StreamConfig, StreamFault], ...]:
+    found = ((item.config, group.waits.faults.get(name)) for name, item in group.unled.items())
+    return tuple(islice(((config, fault) for config, fault in found if fault is not None), LIVE_STREAMS_MAX))
 
 
 def _chosen(group: GroupState, view: LeaderView) -> Collection[str]:

@@ -97,6 +97,9 @@ class Sources(Protocol):
     def overview(self) -> Document:
         """Return the overview."""
 
+    def state(self) -> Document:
+        """Return the state of the whole cluster."""
+
     def group(self, text: str) -> Document:
         """Return a group."""
 
@@ -205,6 +208,8 @@ class _PageHandler(BoundedHandler):
                 self._send(HTTPStatus.OK, *self.server.assets[wanted.place], {})
             case Place.OVERVIEW:
                 self._say(HTTPStatus.OK, sources.overview())
+            case Place.STATE:
+                self._say(HTTPStatus.OK, sources.state())
             case Place.GROUP:
                 self._say(HTTPStatus.OK, sources.group(name))
             case Place.LAST_HOUR:

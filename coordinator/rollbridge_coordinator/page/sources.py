@@ -25,12 +25,13 @@ from rollbridge.kafka.errors import NotAuthorizedError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LATEST, leader_bytes, list_offsets
 from rollbridge.metadata import paths
-from rollbridge.metadata.changes import StreamFault, coordinator_faults
+from rollbridge.metadata.changes import StreamFault
 from rollbridge.metadata.gateway_store import read_gateways, read_holders, read_records
 from rollbridge.metadata.gateways import GatewayRecord
-from rollbridge.metadata.records import Coordinator, TransactionRecord
+from rollbridge.metadata.picture import GroupPicture
+from rollbridge.metadata.records import Coordinator, Group, TransactionRecord
 from rollbridge.metadata.session import ZooKeeperSession
-from rollbridge.metadata.store import Metadata
+from rollbridge.metadata.store import Metadata, look_at_cluster, look_at_groups, look_at_streams
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.names import GroupName, Partition, StreamName
@@ -45,6 +46,7 @@ from rollbridge_coordinator.page.documents import (
     Overview,
     ProducerOrigin,
     clients_at_gateways,
+    coordinator_entry,
     gateway_entry,
     glance_document,
     last_hour_document,
@@ -54,7 +56,9 @@ from rollbridge_coordinator.page.documents import (
     newest_epochs,
     other_group_document,
     segment_loads,
+    state_document,
     stream_document,
+    waiting_entries,
     with_origins,
 )
 from rollbridge_coordinator.page.overview import LIVE_STREAMS_MAX
@@ -154,6 +158,7 @@ class PageSources:
         self._coordinators = coordinators
         self._faults = faults
         self._leads: KeptAnswers[None, Sequence[LeadView]] = KeptAnswers(KEPT_S)
+        self._state: KeptAnswers[None, Document] = KeptAnswers(SLOWLY_KEPT_S)
         self._led: KeptAnswers[GroupName, Document] = KeptAnswers(LED_KEPT_S)
         self._others: KeptAnswers[GroupName, Document] = KeptAnswers(SLOWLY_KEPT_S)
         self._streams: KeptAnswers[StreamName, _KnownStream] = KeptAnswers(KEPT_S)
@@ -182,7 +187,6 @@ class PageSources:
         except RollbridgeError as missing:
             gateways, fault = [], fault or str(missing)
         now_ms = wall_ms()
-        here = sum(lead.is_here for lead in leads[:GROUPS_SHOWN])
         return {
             "version": VERSION,
             "now_ms": now_ms,
@@ -195,27 +199,42 @@ class PageSources:
                 "actions": bool(settings.page_token),
             },
             "coordinators": [
-                {
-                    "name": name,
-                    "release": item.release or None,
-                    "page": item.page or None,
-                    "here": name == settings.name,
-                    "faults": list(coordinator_faults(item)),
-                }
-                for name, item in sorted(known.items())
+                {**coordinator_entry(name, item), "here": name == settings.name} for name, item in sorted(known.items())
             ],
             "gateways": [gateway_entry(item) for item in gateways[:GATEWAYS_SHOWN]],
             "gateways_not_listed": max(len(gateways) - GATEWAYS_SHOWN, 0),
             "fault": fault or None,
-            "groups": [
-                {
-                    **lead_document(lead, now_ms),
-                    **glance_document(self._overview(lead, now_ms, patience_s=BOARD_S / max(here, 1))),
-                }
-                for lead in leads[:GROUPS_SHOWN]
-            ],
+            "groups": self._groups(leads, now_ms),
             "groups_not_listed": max(len(leads) - GROUPS_SHOWN, 0),
         }
+
+    def _groups(self, leads: Sequence[LeadView], now_ms: int) -> list[Document]:
+        here = sum(lead.is_here for lead in leads[:GROUPS_SHOWN])
+        return [
+            {
+                **lead_document(lead, now_ms),
+                **glance_document(self._overview(lead, now_ms, patience_s=BOARD_S / max(here, 1))),
+            }
+            for lead in leads[:GROUPS_SHOWN]
+        ]
+
+    def state(self) -> Document:
+        """Return all that is known at one moment, of the whole cluster.
+
+        Raises:
+            UnavailableError: ZooKeeper does not answer.
+        """
+        self._board.look()
+        return self._state.get(None, lambda _: self._read_state())
+
+    def _read_state(self) -> Document:
+        self._require_session()
+        with answers_within(ANSWER_S):
+            picture = look_at_cluster(self._metadata)
+        leads = [self._lead_view(item) for item in picture.groups]
+        led = {lead.group: self._board.sheets(lead.group, BOARD_S) for lead in leads if lead.is_here}
+        waiting = {name: waiting_entries(sheets.latest) for name, sheets in led.items() if sheets is not None}
+        return state_document(picture, self._groups(leads, picture.now_ms), waiting)
 
     def group(self, text: str) -> Document:
         """Return a group.
@@ -327,49 +346,35 @@ class PageSources:
             names = self._metadata.groups()
             led = self._board.led()
             names.sort(key=lambda name: (str(name) not in led, str(name)))
-            shown = names[:GROUPS_SHOWN]
-            nodes = self._session.get_many([paths.leader(name) for name in shown])
-        found = []
-        for name, node in zip(shown, nodes, strict=True):
-            if node is None:
-                found.append(LeadView(group=str(name)))
-                continue
-            since_ms = node.modified_ms if node.version else node.created_ms
-            found.append(self._lead_view(name, node.value.decode(errors="replace"), since_ms, node.version > 0))
-        return [*found, *(LeadView(group=str(name)) for name in names[GROUPS_SHOWN:])]
+            found = look_at_groups(self._metadata, names[:GROUPS_SHOWN])
+        others = (GroupPicture(Group(name, 0)) for name in names[GROUPS_SHOWN:])
+        return [self._lead_view(item) for item in (*found, *others)]
 
     def _lead_of(self, name: GroupName) -> LeadView:
         for lead in self._leads.get(None, lambda _: self._read_leads())[:GROUPS_SHOWN]:
             if lead.group == str(name):
                 return lead
         with answers_within(ANSWER_S):
-            if self._metadata.group(name) is None:
-                raise NotFoundError(f"there is no transaction group {name}: no stream was ever created in it")
-            known = self._metadata.lead(name)
-        if known is None:
-            return LeadView(group=str(name))
-        return self._lead_view(name, known.name, known.since_ms, known.is_serving)
+            found = look_at_groups(self._metadata, [name])
+        if not found:
+            raise NotFoundError(f"there is no transaction group {name}: no stream was ever created in it")
+        return self._lead_view(found[0])
 
-    def _lead_view(self, name: GroupName, leader: str, since_ms: int, is_serving: bool) -> LeadView:
-        known = self._coordinators().get(leader)
+    def _lead_view(self, picture: GroupPicture) -> LeadView:
+        known = self._coordinators().get(picture.leader or "")
         return LeadView(
-            group=str(name),
-            leader=leader,
-            since_ms=since_ms,
-            is_serving=is_serving,
+            picture=picture,
             page=None if known is None else known.page or None,
-            is_here=leader == self._settings.name,
+            is_here=picture.leader == self._settings.name,
         )
 
     def _read_group(self, name: GroupName, lead: LeadView) -> Document:
         self._require_session()
         with answers_within(ANSWER_S):
-            every = [item for item in self._metadata.streams(name.scope) if item.group == name]
-            faults = self._metadata.stream_faults([item.name for item in every])
-            shown = sorted(every, key=lambda item: item.name not in faults)[:LIVE_STREAMS_MAX]
+            every = [item for item in look_at_streams(self._metadata, name.scope)[0] if item.config.group == name]
+            shown = sorted(every, key=lambda item: item.error is None)[:LIVE_STREAMS_MAX]
             records, count = self._records(name)
-        streams = [(item, faults.get(item.name)) for item in shown]
-        return self._told_of_producers(other_group_document(lead, streams, len(every), records, count, wall_ms()))
+        return self._told_of_producers(other_group_document(lead, shown, len(every), records, count, wall_ms()))
 
     def _records(self, name: GroupName) -> tuple[Sequence[TransactionRecord], int]:
         """Return records of open transactions, oldest first, and the number of all; of many only those of low ids.
