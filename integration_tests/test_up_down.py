@@ -22,7 +22,7 @@ from integration_tests.kafka_tools import create_topic, produce, read_all
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 from rollbridge.doctor import probes
-from rollbridge.metadata.changes import NO_COORDINATOR
+from rollbridge.metadata.picture import NO_COORDINATOR
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.state import free_port
 

@@ -140,7 +140,7 @@ class CooperativeEnding(Transaction):
     def __init__(self, runtime: TransactionContext, plan: BeginPlan, transaction: TransactionId) -> None:
         completion = runtime.outcomes.completion(transaction, plan.begin.client_epoch)
         self._prepare(runtime, plan, completion, transaction.counter, OWNER_PART)
-        self._sent = self._acked = 1
+        self._protocol.sent[0] = self._protocol.answered[0] = 1
 
 
 logger = logging.getLogger(__name__)

@@ -201,7 +201,7 @@ class ResumedTransaction(Transaction):
         if known.state is State.OPEN:
             header = self._key_of(FrameKind.BEGIN)
             runtime.sender.send(*self._buffers[0], header, plan.begin_value, self._first_delivered)
-            self._sent = 1
+            self._protocol.sent[0] = 1
             for place in range(1, len(self._buffers)):
                 self._emit(place, header, plan.begin_value)
             self.flush()

@@ -1,22 +1,15 @@
-"""Savepoints of a transaction's owner: their contents, when they may be sent, and which can be rolled back to.
+"""Savepoints of a transaction's owner: their contents, and which can be rolled back to.
 
-A savepoint lies in the buffer of the first stream, behind everything that was written there before. As before a commit,
-frames in other buffers must be acknowledged first, since there is no order between two partitions; the savepoint waits
-here meanwhile, and writing continues. A savepoint contains only the changes since the one before, so they are sent in
-order.
-
-Threads: the contents are computed under the lock of the transaction. Any thread that finds that a waiting savepoint may
-be sent takes it, under a separate lock that is never held while waiting for room or for a delivery.
+A savepoint lies in the buffer of the first stream, behind everything that was written there before; it is sent when
+:mod:`rollbridge.client.protocol` says. It contains only the changes since the one before, so they are sent in order.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from rollbridge.base.arguments import checked
 from rollbridge.base.deadlines import Deadline, LightFuture, call_back
@@ -32,9 +25,6 @@ from rollbridge.errors import (
     RollbridgeError,
     TransactionTooLargeError,
 )
-
-if TYPE_CHECKING:
-    from rollbridge.client.sender import Undelivered
 
 logger = logging.getLogger(__name__)
 
@@ -171,37 +161,22 @@ def check_notes(notes: Mapping[str, Any]) -> dict[str, bytes]:
     return {name: bytes(value) for name, value in notes.items()}
 
 
-@dataclass(slots=True)
-class Waiting:
-    """A savepoint that waits for other buffers: how many frames of each have to be acknowledged before it is sent."""
-
-    needs: tuple[int, ...]
-    key: bytes
-    value: bytes
-    future: SavepointFuture
-
-
 class SavepointLog:
-    """Contents of one transaction's savepoints. All but :attr:`waiting` is guarded by the transaction's lock.
+    """Contents of one transaction's savepoints. Its owner holds a lock.
 
     Attributes:
         number: Number of the last one.
         notes: Notes in force.
         undone: Numbers that cannot be gone back to any more, as the transaction was rolled back to an earlier one.
-        waiting: Those that may not be sent yet, in order; guarded by :attr:`lock`.
-        unsent: How many will never be sent, as something that they count could not be.
     """
 
-    __slots__ = ("_notes_bytes", "_said", "lock", "notes", "number", "undone", "unsent", "waiting")
+    __slots__ = ("_notes_bytes", "_said", "notes", "number", "undone")
 
     def __init__(self, number: int = 0, notes: Mapping[str, bytes] | None = None) -> None:
         self.number = number
         self.notes = dict(notes or {})
         self._notes_bytes = notes_bytes(self.notes)
         self.undone: list[range] = []
-        self.waiting: deque[Waiting] = deque()
-        self.unsent = 0
-        self.lock = threading.Lock()
         self._said: Manifest | None = None  # by the present part; None before its first one
 
     def begin_anew(self, notes: Mapping[str, bytes]) -> None:
@@ -285,11 +260,6 @@ class SavepointLog:
 
 _PIECE_BYTES: Final = 20
 """About what a piece takes in a frame, at most."""
-
-
-def fault_of(completion: Completion, fault: Undelivered | None) -> object | None:
-    """Return why a savepoint does not hold, once it was delivered or refused; None if it does."""
-    return fault if fault is not None else completion.failure
 
 
 def pieces_of(pieces: Sequence[Piece]) -> dict[PieceKey, int]:

@@ -4,9 +4,9 @@ The commit is asked for in the buffer of the first stream, behind everything els
 of other streams must be acknowledged before, since there is no order between two partitions. In any case the commit log
 decides: commits and aborts wait for the control record.
 
-Threads: callers hold ``_lock`` while they write or ask for an end. Delivery callbacks run on the delivery thread and
-take no lock, see :mod:`rollbridge.client.sender`; a commit held back for other buffers is therefore handed over by
-popping it from a list, which only one thread can succeed in.
+What is sent when is decided by :mod:`rollbridge.client.protocol`; here are the locks around it. Callers hold ``_lock``
+while they write or ask for an end, also while they wait for room; ``_turn`` is held for a step of the protocol and what
+it sends, by them and by delivery callbacks, which must not wait: see :mod:`rollbridge.client.sender`.
 
 Tour of a commit, stop 1 of 8: see docs/tour.md.
 """
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from enum import Enum
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, TypeVar, cast
@@ -46,17 +45,16 @@ from rollbridge.buffer.frames import (
 )
 from rollbridge.client.frame_writer import Join, ManifestRoom, PartWriter, condition_bytes, offsets_bytes, piece_bytes
 from rollbridge.client.futures import Completion, OutcomeFuture, PartStream, TransactionSpan
+from rollbridge.client.protocol import EndAction, EndEvent
 from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, Savepoint, find_ends
 from rollbridge.client.savepoints import (
     SavepointFuture,
     SavepointLog,
-    Waiting,
     check_notes,
-    fault_of,
     pieces_of,
     records_by_stream,
 )
-from rollbridge.client.sender import Delivered, Undelivered
+from rollbridge.client.sender import Undelivered
 from rollbridge.client.sessions import AskedCommit
 from rollbridge.client.writing import (
     BeginPlan,
@@ -120,14 +118,6 @@ TELL_AFTER_S: Final = 2.0
 _ASK_AGAIN_S: Final = 0.05
 
 
-class _RequestedEnd(Enum):
-    """End that was asked for."""
-
-    NONE = "none"
-    COMMIT = "commit"
-    ABORT = "abort"
-
-
 @checked(but=("wait_and_tell", "ask_again"), leave=("key", "sn"))
 class Transaction(Writing):
     """Open transaction. Safe to use from several threads.
@@ -140,10 +130,8 @@ class Transaction(Writing):
         "_before",
         "_conditions",
         "_former",
-        "_held",
         "_offsets",
         "_pieces",
-        "_requested_end",
         "_result",
         "_savepoints",
         "_span",
@@ -164,15 +152,15 @@ class Transaction(Writing):
             return
         try:
             runtime.sender.send(*self._buffers[0], header, plan.begin_value, self._first_delivered)
-            self._sent = 1
+            self._protocol.sent[0] = 1
             for place in range(1, len(self._buffers)):
                 self._emit(place, header, plan.begin_value)
         except RollbridgeError as fault:
-            del runtime.outcomes.waiting[key]
+            runtime.outcomes.waiting.pop(key, None)  # the first of them may have been refused meanwhile
             if self._span is not None:
                 self._span.fail(fault)
             completion.count_unfinished(Unfinished.INCOMPLETE)
-            if self._sent:
+            if self._protocol.sent[0]:
                 self._send_abort_soon("its begin could not be sent to every stream")
             raise
 
@@ -182,14 +170,12 @@ class Transaction(Writing):
         """Set up everything but the begin."""
         super().__init__(runtime, plan, completion, counter, part)
         completion.ends_here = True
-        self._requested_end = _RequestedEnd.NONE
         self._pieces: list[Piece] = []
         self._before: list[Piece] = []  # of parts before the present one, and in force
         self._former: list[PartWriter] = []  # that wrote here before the transaction was rolled back
         self._savepoints: SavepointLog | None = None
         self._offsets: dict[str, GroupOffsets] = {}
         self._conditions: tuple[StreamCondition, ...] = ()
-        self._held: list[bytes] = []  # the manifest of a commit that waits for other buffers
         self._result: CommitResult | None = None
         self._asked: AskedCommit | None = None
         self._span: TransactionSpan | None = None
@@ -222,15 +208,15 @@ class Transaction(Writing):
         topic, partitions = grown.buffers[place]
         buffer = topic, self._completion.transaction.counter % partitions
         header = self._key_of(FrameKind.BEGIN, known=place)
-        self._sent_at.append(1)
-        self._acked_at.append(0)
+        with self._turn:
+            self._protocol.add_place()
         try:
-            self._runtime.sender.send(*buffer, header, grown.begin_value, partial(self._delivered_elsewhere, place))
+            self._runtime.sender.send(*buffer, header, grown.begin_value, partial(self._delivered_at, place))
         except BaseException:
-            del self._sent_at[place:], self._acked_at[place:]
+            with self._turn:
+                self._protocol.drop_places(place)
             raise
         self._outbox = None  # from now on ends wait for acknowledgements, and nothing is gained by holding frames back
-        self._sent_elsewhere += 1
         self._buffers.append(buffer)
         self._plan = grown
         return self._writer.add(route)
@@ -273,7 +259,7 @@ class Transaction(Writing):
     def commit_async(self, parts: Sequence[PartHandle] = ()) -> CommitFuture:
         """Ask for the commit; the future returns what :meth:`commit` returns."""
         with self._lock:
-            if self._requested_end is _RequestedEnd.NONE and not self._completion.closed:
+            if self._protocol.asked is None and not self._completion.closed:
                 others: list[Piece] = []
                 if parts:
                     others = self._check_parts(parts)
@@ -284,7 +270,9 @@ class Transaction(Writing):
                     self._pieces = [*self._own_pieces(), *others]
                     self._ask_for_commit()
                 else:
-                    self._abandon()
+                    with self._turn:
+                        self._protocol.commit((b"", b""), failed=True)
+                    self._give_up()
         return CommitFuture(self)
 
     def send_offsets(self, offsets: Offsets, group_metadata: object) -> None:
@@ -471,16 +459,16 @@ class Transaction(Writing):
         future = SavepointFuture(savepoint, self._completion, sender.wait_until)
         key, value = self._key_of(FrameKind.SAVEPOINT), frame.encode()
         if self._outbox is None:
-            with log.lock:
-                log.waiting.append(Waiting(tuple(self._sent_at), key, value, future))
-            self._sent += 1
+            with self._turn:
+                self._protocol.hold(future, (key, value))
         else:
             if not self._outbox.has_room(value):
                 self._send_outbox()
-            self._send_with_outbox(key, value, partial(self._savepoint_delivered, future, not self._sent))
-            self._sent += 1
+            is_first = not self._protocol.sent[0]
+            self._send_with_outbox(key, value, partial(self._savepoint_delivered, future, is_first))
+            self._protocol.sent[0] += 1
         log.made(manifest, frame, notes)
-        self._send_savepoints()
+        self._send_due()
         return future
 
     def _log(self) -> SavepointLog:
@@ -550,13 +538,9 @@ class Transaction(Writing):
         if self._outbox is not None:
             self._outbox.clear()  # only what was written after the savepoint
         for place, buffer in enumerate(self._buffers):
-            delivered = self._delivered if not place else partial(self._delivered_elsewhere, place)
+            delivered = partial(self._delivered_at, place)
             self._runtime.sender.send_soon(*buffer, header, self._plan.begin_value, delivered)
-            if place:
-                self._sent_elsewhere += 1
-                self._sent_at[place] += 1
-            else:
-                self._sent += 1
+            self._protocol.sent[place] += 1
         self._former.append(old)
         self._writer = PartWriter(
             self._completion,
@@ -638,14 +622,19 @@ class Transaction(Writing):
     def abort_async(self, reason: str = "client") -> AbortFuture:
         """Ask for the abort; the future returns None."""
         with self._lock:
-            if self._requested_end is _RequestedEnd.NONE and not self._completion.closed:
+            if self._protocol.asked is None and not self._completion.closed:
                 key, value = self._key_of(FrameKind.ABORT), encode_abort(reason[:REASON_CHARACTERS_MAX])
-                if self._outbox is None:
-                    self._emit(0, key, value)
-                else:
-                    delivered = self._delivered if self._sent else self._first_delivered
-                    self._send_with_outbox(key, value, delivered, data=False)
-                self._requested_end = _RequestedEnd.ABORT
+                with self._turn:
+                    self._protocol.abort()
+                try:
+                    if self._outbox is None:
+                        self._emit(0, key, value)
+                    else:
+                        delivered = self._delivered if self._protocol.sent[0] else self._first_delivered
+                        self._send_with_outbox(key, value, delivered, data=False)
+                except BaseException:
+                    self._take_back()
+                    raise
                 self._completion.closed = True
                 self._runtime.commits.abort(self)
                 if self._span is not None:
@@ -659,7 +648,7 @@ class Transaction(Writing):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is None:
-            if self._requested_end is not _RequestedEnd.ABORT:
+            if self._protocol.asked is not EndEvent.ABORT:
                 self.commit()
             return
         try:
@@ -675,7 +664,7 @@ class Transaction(Writing):
         """Return the answer to the commit of a settled transaction, or raise its error."""
         error = self._completion.error()
         if error is not None:
-            if type(error) is TransactionAbortedError and self._requested_end is not _RequestedEnd.COMMIT:
+            if type(error) is TransactionAbortedError and self._protocol.asked is not EndEvent.COMMIT:
                 raise AlreadyAbortedError(str(error), transaction=error.transaction, reason=error.reason)
             raise error
         if not self._is_mine():
@@ -781,11 +770,12 @@ class Transaction(Writing):
     def ask_again(self, order: CommitOrder) -> bool:
         """Send the COMMIT frame once more, which only updates what the leader knows of the commit order.
 
-        Return False if the first one waits here for other buffers, so that this one would come too soon.
+        Return False if the first one is held, so that this one would come too soon, or was taken back.
         """
         with self._lock:
-            if self._held or self._completion.failure is not None:
-                return False
+            with self._turn:
+                if self._protocol.step(EndEvent.MISSED) is not EndAction.COMMIT:
+                    return False
             key = self._key_of(FrameKind.COMMIT, order)
             self._runtime.sender.send_soon(*self._buffers[0], key, self._encode_manifest(self._pieces), _ignore)
             self._completion.is_missing = False
@@ -798,7 +788,7 @@ class Transaction(Writing):
 
     def doubt(self) -> None:
         """Have the leader asked what has become of its end, unless it cannot have heard of it: that is still sent."""
-        if self._acked:
+        if self._protocol.answered[0]:
             self._runtime.outcomes.doubt(self._plan.group, self._completion)
 
     def is_stranded(self) -> bool:
@@ -817,7 +807,7 @@ class Transaction(Writing):
         return _manifest(entries)
 
     def _ask_for_commit(self) -> None:
-        """Send the COMMIT frame, or leave that to the last acknowledgement from another buffer."""
+        """Send the COMMIT frame, or leave that to the last answer for another buffer."""
         manifest = self._encode_manifest(self._pieces)
         if self._outbox is not None and not self._outbox.has_room(manifest):
             self._send_outbox()
@@ -828,43 +818,30 @@ class Transaction(Writing):
         self._completion.asked = (time.monotonic(), records, self._writer.bytes)
         if self._span is not None:
             self._span.ask("commit", records, self._writer.bytes)
+        frame = self._key_of(FrameKind.COMMIT, asked.order), manifest
+        with self._turn:
+            action = self._protocol.commit(frame, failed=self._completion.failure is not None)
         try:
-            if self._outbox is not None:
-                delivered = self._commit_delivered if self._sent else self._whole_delivered
-                self._send_with_outbox(self._key_of(FrameKind.COMMIT, asked.order), manifest, delivered)
-            elif self._acked_elsewhere >= self._sent_elsewhere and self._completion.failure is None:
-                self._send_savepoints()
-                self._runtime.sender.send(*self._commit_frame(manifest, asked.order))
-            else:
-                self._held.append(manifest)
+            if action is EndAction.FAIL:
+                self._give_up()
+            elif self._outbox is not None:
+                delivered = self._commit_delivered if self._protocol.sent[0] else self._whole_delivered
+                self._send_with_outbox(*frame, delivered)
+            elif action is EndAction.COMMIT:
+                self._runtime.sender.send(*self._buffers[0], *frame, self._commit_delivered)
         except BaseException:
             asked.is_void = True  # a repetition gets another number
+            self._take_back()
             raise
-        self._requested_end = _RequestedEnd.COMMIT
         self._completion.closed = True
-        if self._acked_elsewhere >= self._sent_elsewhere:
-            self._send_held()  # the last acknowledgement came in between
 
-    def _send_held(self) -> None:
-        """Send the COMMIT frame that waited, once, on whichever thread comes first."""
-        self._send_savepoints()
-        try:
-            manifest = self._held.pop()
-        except IndexError:
-            return
-        if self._completion.failure is None:
-            assert self._asked is not None
-            self._runtime.sender.send_soon(*self._commit_frame(manifest, self._asked.order))
-        else:
-            self._send_abort_soon(f"incomplete: {self._completion.failure}")
+    def _take_back(self) -> None:
+        with self._turn:
+            self._protocol.unsent()
 
-    def _commit_frame(self, manifest: bytes, order: CommitOrder) -> tuple[str, int, bytes, bytes, Delivered]:
-        return (*self._buffers[0], self._key_of(FrameKind.COMMIT, order), manifest, self._commit_delivered)
-
-    def _abandon(self) -> None:
+    def _give_up(self) -> None:
         """Abort after a send that failed before the commit was asked for, and tell everybody at once."""
         self._send_abort_soon(f"incomplete: {self._completion.failure}")
-        self._requested_end = _RequestedEnd.ABORT
         self._completion.fail()
 
     def _send_abort_soon(self, reason: str) -> None:
@@ -891,28 +868,24 @@ class Transaction(Writing):
         whose = self._writer.part if part < 0 else part
         return HEADER.pack(MAGIC, version, kind, self._completion.key, whose, *fields, epoch)
 
-    def _send_savepoints(self) -> None:
-        """Send the savepoints that have waited for other buffers and need not any more, on whichever thread this is."""
-        log = self._savepoints
-        if log is None or not log.waiting:
-            return
-        acked = self._acked_at
-        with log.lock:
-            while log.waiting:
-                item = log.waiting[0]
-                if any(count > acked[place] for place, count in enumerate(item.needs)):
-                    return
-                log.waiting.popleft()
-                if self._completion.failure is None:
-                    delivered = partial(self._savepoint_delivered, item.future, False)
-                    self._runtime.sender.send_soon(*self._buffers[0], item.key, item.value, delivered)
+    def _send_due(self) -> None:
+        """Send what has been held and is due, on whichever thread this is."""
+        unsent: list[SavepointFuture] = []
+        with self._turn:
+            for savepoint, frame in self._protocol.due(failed=self._completion.failure is not None):
+                if frame is not None:
+                    delivered = (
+                        self._commit_delivered
+                        if savepoint is None
+                        else partial(self._savepoint_delivered, savepoint, False)
+                    )
+                    self._runtime.sender.send_soon(*self._buffers[0], *frame, delivered)
+                elif savepoint is not None:
+                    unsent.append(savepoint)
                 else:
-                    log.unsent += 1
-                    item.future.settle(self._completion.failure)
-
-    def _answered(self) -> int:
-        log = self._savepoints
-        return super()._answered() + (0 if log is None else log.unsent)
+                    self._send_abort_soon(f"incomplete: {self._completion.failure}")
+        for future in unsent:
+            future.settle(self._completion.failure)
 
     def _ask(self, ask: Callable[[], OutcomeFuture[T]], timeout: Timeout, requested_end: str) -> T:
         """Ask, retrying while that is not possible, and wait for the answer."""
@@ -933,7 +906,7 @@ class Transaction(Writing):
         try:
             return future.result(deadline.left())
         except TransactionAbortedError as fault:
-            if self._requested_end is not _RequestedEnd.ABORT and not isinstance(
+            if self._protocol.asked is not EndEvent.ABORT and not isinstance(
                 fault, TransactionRefusedError
             ):  # explains itself
                 fault.tell(self._runtime.explain(self._plan.group, self.id).events)
@@ -952,7 +925,7 @@ class Transaction(Writing):
         unknown.tell(found.events)
         raise unknown
 
-    # On the delivery thread: these take no lock, see rollbridge.client.sender.
+    # On the delivery thread: these take no lock that a sending thread may hold, see rollbridge.client.sender.
 
     def _first_delivered(self, fault: Undelivered | None) -> None:
         self._delivered(fault)
@@ -964,24 +937,19 @@ class Transaction(Writing):
     def _whole_delivered(self, fault: Undelivered | None) -> None:
         """Handle the delivery report of a message that was the whole transaction, from its BEGIN to its COMMIT."""
         self._first_delivered(fault)
-        if fault is not None and not self._completion.settled:
-            self._send_abort_soon(f"its commit was refused: {fault}")
+        if fault is not None:
+            self._commit_delivered(fault)
 
     def _savepoint_delivered(self, future: SavepointFuture, is_first: bool, fault: Undelivered | None) -> None:
         (self._first_delivered if is_first else self._delivered)(fault)
-        future.settle(fault_of(self._completion, fault))
-
-    def _delivered_elsewhere(self, place: int, fault: Undelivered | None) -> None:
-        super()._delivered_elsewhere(place, fault)
-        self._send_savepoints()
-        if self._held and self._acked_elsewhere >= self._sent_elsewhere:
-            self._send_held()
+        future.settle(self._completion.failure)
 
     def _commit_delivered(self, fault: Undelivered | None) -> None:
         if fault is not None:
             self._fail(fault)
-            # The commit may have arrived all the same: of the two frames, the one that the leader reads first decides.
-            self._send_abort_soon(f"its commit was refused: {fault}")
+            with self._turn:
+                if self._protocol.step(EndEvent.REFUSED) is EndAction.ABORT:
+                    self._send_abort_soon(f"its commit was refused: {fault}")
 
     def _abort_delivered(self, fault: Undelivered | None) -> None:
         _ignore(fault)

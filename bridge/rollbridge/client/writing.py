@@ -28,7 +28,9 @@ from rollbridge.buffer.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFra
 from rollbridge.client.frame_writer import HOLD_S, Join, Outbox, PartWriter, check_parts
 from rollbridge.client.futures import Completion, FrameLimits, Headers, PartStream, WriteFuture
 from rollbridge.client.outcomes import OutcomeTail
+from rollbridge.client.protocol import EndEvent, TransactionProtocol
 from rollbridge.client.results import PartHandle
+from rollbridge.client.savepoints import SavepointFuture
 from rollbridge.client.sender import Delivered, FrameSender, Undelivered
 from rollbridge.client.sessions import ClientSessions, CommitNumbers
 from rollbridge.commitlog.outcomes import RETAIN_DEFAULT
@@ -345,9 +347,6 @@ class Writing:
     """Writer of the records of one transaction. Safe to use from several threads."""
 
     __slots__ = (
-        "_acked",
-        "_acked_at",
-        "_acked_elsewhere",
         "_buffers",
         "_completion",
         "_finished",
@@ -355,10 +354,9 @@ class Writing:
         "_looked_at",
         "_outbox",
         "_plan",
+        "_protocol",
         "_runtime",
-        "_sent",
-        "_sent_at",
-        "_sent_elsewhere",
+        "_turn",
         "_writer",
     )
 
@@ -374,14 +372,8 @@ class Writing:
         self._buffers = [(topic, counter % partitions) for topic, partitions in plan.buffers]
         # With several streams the commit waits for acknowledgements, so nothing is gained by holding frames back.
         self._outbox = Outbox() if len(self._buffers) == 1 else None
-        # Each of these counters is only ever written by one side: senders hold the lock, deliveries have one thread.
-        self._sent = 0
-        self._sent_elsewhere = 0
-        self._acked = 0
-        self._acked_elsewhere = 0
-        # The same of each buffer but the first, at its place.
-        self._sent_at = [0] * len(self._buffers)
-        self._acked_at = [0] * len(self._buffers)
+        self._protocol: TransactionProtocol[SavepointFuture] = TransactionProtocol(len(self._buffers))
+        self._turn = threading.Lock()  # for steps of the protocol, and what they send: nobody who has it waits for room
         self._writer = PartWriter(
             completion,
             part,
@@ -553,17 +545,14 @@ class Writing:
             if not self._completion.closed:
                 self._writer.cut_all()
                 self._send_outbox()
-            sent = self._sent + self._sent_elsewhere
+            sent = sum(self._protocol.sent)
         timeout_s = self._seconds(timeout)
-        if not self._runtime.sender.wait_until(lambda: self._answered() >= sent, timeout_s):
+        if not self._runtime.sender.wait_until(lambda: sum(self._protocol.answered) >= sent, timeout_s):
             raise UnavailableError(
                 f"the brokers have not acknowledged everything of transaction {self.id} within {timeout_s:g} s; "
                 "it is still being sent"
             )
         self._check_deliveries()
-
-    def _answered(self) -> int:
-        return self._acked + self._acked_elsewhere
 
     def leave(self) -> None:
         """Refuse everything from now on: the transaction belongs to the process that forked this one."""
@@ -588,6 +577,8 @@ class Writing:
     def release(self) -> None:
         """Release what only an open transaction needs; without it each would be garbage in a cycle."""
         self._writer.release()
+        with self._turn:
+            self._protocol.step(EndEvent.SETTLED)
 
     def _seconds(self, timeout: Timeout) -> float:
         return as_seconds(timeout, self._runtime.commit_timeout_s)
@@ -612,13 +603,12 @@ class Writing:
         topic, partition = self._buffers[place]
         outbox = self._outbox
         if place:
-            delivered = partial(self._delivered_elsewhere, place)
+            delivered = partial(self._delivered_at, place)
             self._runtime.sender.send(topic, partition, key, value, delivered)
-            self._sent_elsewhere += 1
-            self._sent_at[place] += 1
+            self._protocol.sent[place] += 1
         elif outbox is None:
             self._runtime.sender.send(topic, partition, key, value, self._delivered)
-            self._sent += 1
+            self._protocol.sent[0] += 1
         else:
             if not outbox.has_room(value):
                 self._send_outbox()
@@ -626,14 +616,14 @@ class Writing:
                 outbox.add(key, value)
             else:
                 self._runtime.sender.send(topic, partition, key, value, self._delivered)
-                self._sent += 1
+                self._protocol.sent[0] += 1
 
     def _send_outbox(self) -> None:
         """Send what waits in the outbox; if this raises, it still waits there."""
         if self._outbox:
-            delivered = self._delivered if self._sent else self._first_delivered
+            delivered = self._delivered if self._protocol.sent[0] else self._first_delivered
             self._runtime.sender.send(*self._buffers[0], *self._outbox.packed(), delivered)
-            self._sent += 1
+            self._protocol.sent[0] += 1
             self._outbox.clear()
 
     def _send_with_outbox(self, key: bytes, value: bytes, delivered: Delivered, *, data: bool = True) -> None:
@@ -643,21 +633,24 @@ class Writing:
         self._runtime.sender.send(*self._buffers[0], *whole, delivered)
         self._outbox.clear()
 
-    # On the delivery thread: these take no lock, see rollbridge.client.sender.
+    # On the delivery thread: these take no lock that a sending thread may hold, see rollbridge.client.sender.
 
     def _delivered(self, fault: Undelivered | None) -> None:
-        if fault is not None:
-            self._fail(fault)
-        self._acked += 1
+        self._delivered_at(0, fault)
 
     def _first_delivered(self, fault: Undelivered | None) -> None:
         self._delivered(fault)
 
-    def _delivered_elsewhere(self, place: int, fault: Undelivered | None) -> None:
+    def _delivered_at(self, place: int, fault: Undelivered | None) -> None:
         if fault is not None:
             self._fail(fault)
-        self._acked_at[place] += 1
-        self._acked_elsewhere += 1
+        with self._turn:
+            self._protocol.note_answer(place)
+        if place:
+            self._send_due()
+
+    def _send_due(self) -> None:
+        """Send what has been held and is due; parts hold nothing."""
 
     def _fail(self, fault: Undelivered) -> None:
         if self._completion.failure is None:
