@@ -179,14 +179,17 @@ class World:
 
     def end(self, transaction: Transaction) -> None:
         self.needs = self.needs or self._now(transaction)
+        before, is_closed = transaction._protocol.asked, transaction.completion.closed
+        is_commit = self.choice.random() < 0.7
         try:
-            if self.choice.random() < 0.7:
-                transaction.commit_async()
-            else:
-                transaction.abort_async()
+            (transaction.commit_async if is_commit else transaction.abort_async)()
         finally:
             if transaction._protocol.asked is None:
                 self.needs = {}
+        if before is None and not is_closed:
+            wanted = EndEvent.COMMIT if is_commit else EndEvent.ABORT
+            assert transaction._protocol.asked is wanted, "something else was asked for"
+        assert before in (None, transaction._protocol.asked), "something else is asked for later"
 
     def again(self, transaction: Transaction) -> None:
         """The leader has not heard of the end, and says so."""
@@ -238,6 +241,8 @@ def run(seed: int) -> str:
     arrived = [kind for kind in world.buffer if kind in ENDING]
     if protocol.asked is EndEvent.COMMIT and not arrived and not completion.settled:
         assert sent[-1] is FrameKind.ABORT, "a commit did not arrive, and nothing takes it back"
+    if protocol.asked is EndEvent.COMMIT and not world.has_failed:
+        assert protocol.state is EndState.COMMITTING, "a commit that nothing stands against is given up"
     if protocol.state is EndState.COMMITTING:
         assert FrameKind.COMMIT in arrived, "the commit is taken for sent, and is not there"
     return protocol.state.value

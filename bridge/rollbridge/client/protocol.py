@@ -34,7 +34,7 @@ class EndState(Enum):
 
 
 class EndEvent(Enum):
-    """What happens to it."""
+    """Event in the life of a transaction."""
 
     COMMIT = "a commit is asked for"
     COMMIT_EARLY = "a commit is asked for before all other buffers' brokers have answered"
@@ -49,12 +49,12 @@ class EndEvent(Enum):
 
 
 class EndAction(Enum):
-    """What to do about it."""
+    """Answer to an event."""
 
     NOTHING = "nothing"
     COMMIT = "send the commit"
     ABORT = "send an abort"
-    FAIL = "send an abort, and let nobody wait for the outcome"
+    FAIL = "send an abort, and end all waits for the outcome"
 
 
 def _row(state: EndState, **changes: tuple[EndState, EndAction]) -> dict[tuple[EndState, EndEvent], _Step]:
@@ -94,7 +94,7 @@ ENDS: Final[Mapping[tuple[EndState, EndEvent], _Step]] = {
     **_row(EndState.GIVEN_UP),
     **_row(EndState.ENDED),
 }
-"""What comes of each event in each state: the next state, and what to do."""
+"""Next state and action, for each event in each state."""
 
 
 class Due(NamedTuple, Generic[F]):
@@ -110,7 +110,7 @@ class Due(NamedTuple, Generic[F]):
 
 
 class TransactionProtocol(Generic[F]):
-    """Counts of frames, held savepoints and the end of one transaction. ``F`` stands for a savepoint.
+    """Counts of frames, held savepoints and the end of one transaction. ``F`` is the type of a savepoint.
 
     Not thread-safe: ``sent`` is written by who sends, and everything else under a lock that is never held for long.
 
@@ -152,10 +152,9 @@ class TransactionProtocol(Generic[F]):
 
     def commit(self, frame: tuple[bytes, bytes], *, failed: bool) -> EndAction:
         """Return what to do as a commit is asked for; one that is held is due later."""
-        if failed:
-            self.asked = EndEvent.ABORT
-            return self.step(EndEvent.COMMIT_BROKEN)
         self.asked = EndEvent.COMMIT
+        if failed:
+            return self.step(EndEvent.COMMIT_BROKEN)
         if self.is_answered(self.sent):
             return self.step(EndEvent.COMMIT)
         self._commit = frame
