@@ -10,9 +10,9 @@ could not be sent, there is an abort in place of the commit, or behind it: the f
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Mapping
 from enum import Enum
+from operator import lt
 from typing import Final, Generic, NamedTuple, TypeVar
 
 F = TypeVar("F")
@@ -21,6 +21,7 @@ F = TypeVar("F")
 class EndState(Enum):
     """State of the end of a transaction, as its client knows it."""
 
+    __hash__ = object.__hash__  # for each look at the table; that of Enum is ten times slower
     OPEN = "open"
     HELD = "held"
     """The commit was asked for, and waits for the answers of other buffers' brokers."""
@@ -36,6 +37,7 @@ class EndState(Enum):
 class EndEvent(Enum):
     """Event in the life of a transaction."""
 
+    __hash__ = object.__hash__
     COMMIT = "a commit is asked for"
     COMMIT_EARLY = "a commit is asked for before all other buffers' brokers have answered"
     COMMIT_BROKEN = "a commit is asked for after a frame could not be delivered"
@@ -112,16 +114,18 @@ class Due(NamedTuple, Generic[F]):
 class TransactionProtocol(Generic[F]):
     """Counts of frames, held savepoints and the end of one transaction. ``F`` is the type of a savepoint.
 
-    Not thread-safe: ``sent`` is written by who sends, and everything else under a lock that is never held for long.
+    Not thread-safe: ``sent`` is written by who sends, ``answered`` of the first buffer by the delivery thread, and the
+    rest under a lock that is never held for long.
 
     Attributes:
         sent: Frames that were handed over to each buffer, by its place; held ones are among them.
-        answered: Those that the brokers have answered, or that are never sent.
+        answered: Those that the brokers have answered.
+        dropped: Held ones that are never sent.
         state: State of its end.
         asked: End that was asked for: COMMIT, ABORT, or None.
     """
 
-    __slots__ = ("_commit", "_savepoints", "answered", "asked", "sent", "state")
+    __slots__ = ("_commit", "_savepoints", "answered", "asked", "dropped", "sent", "state")
 
     def __init__(self, places: int) -> None:
         """Begin with nothing sent to so many buffers."""
@@ -129,12 +133,23 @@ class TransactionProtocol(Generic[F]):
         self.answered = [0] * places
         self.state = EndState.OPEN
         self.asked: EndEvent | None = None
+        self.dropped = 0
         self._commit: tuple[bytes, bytes] | None = None
-        self._savepoints: deque[tuple[list[int], F, tuple[bytes, bytes]]] = deque()
+        self._savepoints: list[tuple[list[int], F, tuple[bytes, bytes]]] = []
+
+    @property
+    def holds(self) -> bool:
+        """Return whether something is held."""
+        return self.state is EndState.HELD or bool(self._savepoints)
+
+    @property
+    def answers(self) -> int:
+        """Return how many frames need not be waited for any more."""
+        return sum(self.answered) + self.dropped
 
     def is_answered(self, counts: list[int]) -> bool:
         """Return whether the brokers of all buffers but the first have answered for so many frames."""
-        return len(counts) == 1 or all(map(int.__le__, counts[1:], self.answered[1:]))
+        return not any(map(lt, self.answered[1:], counts[1:]))
 
     def add_place(self) -> None:
         """Count a further buffer, to which one frame goes."""
@@ -175,10 +190,6 @@ class TransactionProtocol(Generic[F]):
         self._savepoints.append((self.sent.copy(), savepoint, frame))
         self.sent[0] += 1
 
-    def note_answer(self, place: int) -> None:
-        """Count an answer of a broker; what it makes due is :meth:`due`."""
-        self.answered[place] += 1
-
     def due(self, *, failed: bool) -> Iterator[Due[F]]:
         """Yield what is due: savepoints in their order, and then the end.
 
@@ -186,8 +197,8 @@ class TransactionProtocol(Generic[F]):
             failed: True if a frame could not be delivered.
         """
         while self._savepoints and self.is_answered(self._savepoints[0][0]):
-            _, savepoint, frame = self._savepoints.popleft()
-            self.answered[0] += failed
+            _, savepoint, frame = self._savepoints.pop(0)
+            self.dropped += failed
             yield Due(savepoint, None if failed else frame)
         if self.state is EndState.HELD and self.is_answered(self.sent):
             action = self.step(EndEvent.ANSWERED_BROKEN if failed else EndEvent.ANSWERED)

@@ -468,7 +468,8 @@ class Transaction(Writing):
             self._send_with_outbox(key, value, partial(self._savepoint_delivered, future, is_first))
             self._protocol.sent[0] += 1
         log.made(manifest, frame, notes)
-        self._send_due()
+        if self._protocol.holds:
+            self._send_due()
         return future
 
     def _log(self) -> SavepointLog:
@@ -538,7 +539,7 @@ class Transaction(Writing):
         if self._outbox is not None:
             self._outbox.clear()  # only what was written after the savepoint
         for place, buffer in enumerate(self._buffers):
-            delivered = partial(self._delivered_at, place)
+            delivered = partial(self._delivered_at, place) if place else self._delivered
             self._runtime.sender.send_soon(*buffer, header, self._plan.begin_value, delivered)
             self._protocol.sent[place] += 1
         self._former.append(old)

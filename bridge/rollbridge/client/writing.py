@@ -547,7 +547,7 @@ class Writing:
                 self._send_outbox()
             sent = sum(self._protocol.sent)
         timeout_s = self._seconds(timeout)
-        if not self._runtime.sender.wait_until(lambda: sum(self._protocol.answered) >= sent, timeout_s):
+        if not self._runtime.sender.wait_until(lambda: self._protocol.answers >= sent, timeout_s):
             raise UnavailableError(
                 f"the brokers have not acknowledged everything of transaction {self.id} within {timeout_s:g} s; "
                 "it is still being sent"
@@ -636,7 +636,9 @@ class Writing:
     # On the delivery thread: these take no lock that a sending thread may hold, see rollbridge.client.sender.
 
     def _delivered(self, fault: Undelivered | None) -> None:
-        self._delivered_at(0, fault)
+        if fault is not None:
+            self._fail(fault)
+        self._protocol.answered[0] += 1
 
     def _first_delivered(self, fault: Undelivered | None) -> None:
         self._delivered(fault)
@@ -644,9 +646,10 @@ class Writing:
     def _delivered_at(self, place: int, fault: Undelivered | None) -> None:
         if fault is not None:
             self._fail(fault)
+        protocol = self._protocol
         with self._turn:
-            self._protocol.note_answer(place)
-        if place:
+            protocol.answered[place] += 1
+        if protocol.holds:
             self._send_due()
 
     def _send_due(self) -> None:
