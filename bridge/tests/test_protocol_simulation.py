@@ -245,7 +245,7 @@ def run(seed: int) -> str:
         assert protocol.state is EndState.COMMITTING, "a commit that nothing stands against is given up"
     if protocol.state is EndState.COMMITTING:
         assert FrameKind.COMMIT in arrived, "the commit is taken for sent, and is not there"
-    return protocol.state.value
+    return str(protocol.state.value)
 
 
 def test_ends_are_sent_when_they_may_be() -> None:

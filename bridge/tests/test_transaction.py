@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import replace
 from itertools import chain, product, repeat
 from typing import Any, Final, cast
 
@@ -35,10 +34,11 @@ from rollbridge.buffer.frames import (
 from rollbridge.buffer.savepoints import SavepointFrame
 from rollbridge.buffer.table import DECISIONS, Event, Move, Rejection, Row, State, Stay, decide
 from rollbridge.client.futures import Completion
+from rollbridge.client.outcomes import Explained
 from rollbridge.client.results import PartHandle, Piece
 from rollbridge.client.sender import Undelivered
 from rollbridge.client.transaction import Transaction
-from rollbridge.client.writing import Explained, Part
+from rollbridge.client.writing import Part
 from rollbridge.commitlog.control import EXPIRED, ControlKind
 from rollbridge.errors import (
     BackpressureError,
@@ -733,7 +733,7 @@ def test_a_commit_that_waits_for_something_says_so_in_the_log_and_goes_on_waitin
     reason = Explained(f"nobody leads {GROUP}")
     found = repeat(Explained("")) if looks is None else chain(repeat(Explained(""), looks), repeat(reason))
     bench = Bench()
-    bench.runtime = replace(bench.runtime, explain=lambda *_: next(found))
+    bench.leaders.explain = lambda *_: next(found)
     txn = bench.begin()
     with pytest.raises(OutcomeUnknownError):
         txn.commit(timeout=0.2)
@@ -745,7 +745,7 @@ def test_a_commit_that_waits_for_something_says_so_in_the_log_and_goes_on_waitin
 def test_a_commit_that_its_leader_has_read_is_told_to_wait_for_what_the_leader_says() -> None:
     bench = Bench()
     why = "its leader says: waits for stream sales/orders, which is in an error state"
-    bench.runtime = replace(bench.runtime, explain=lambda *_: Explained(why, is_read=True))
+    bench.leaders.explain = lambda *_: Explained(why, is_read=True)
     with pytest.raises(OutcomeUnknownError, match=f"{why}; it is carried out once that is over"):
         bench.begin().commit(timeout=0)
 
@@ -762,7 +762,7 @@ def test_an_end_that_is_decided_while_its_leader_is_asked_why_not_is_told(
             bench.settle(asked.pop(), kind, reason="x")
         return Explained("")
 
-    bench.runtime = replace(bench.runtime, explain=explain)
+    bench.leaders.explain = explain
     asked.append(bench.begin())
     txn = asked[0]
     with nullcontext() if error is None else pytest.raises(error):

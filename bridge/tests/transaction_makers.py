@@ -16,10 +16,11 @@ from rollbridge.buffer.frames import (
     unpack_header,
 )
 from rollbridge.client.futures import Completion, FrameLimits
+from rollbridge.client.outcomes import Explained
 from rollbridge.client.sender import Undelivered
 from rollbridge.client.sessions import CommitNumbers
 from rollbridge.client.transaction import Transaction
-from rollbridge.client.writing import BeginPlan, Explained, TransactionContext
+from rollbridge.client.writing import BeginPlan, TransactionContext
 from rollbridge.commitlog.control import ControlKind, ControlRecord
 from rollbridge.errors import (
     BackpressureError,
@@ -134,6 +135,22 @@ class Streams:
 
 
 @dataclass
+class Leaders:
+    """Stands where leaders would be asked."""
+
+    explain: Callable[..., Explained] = lambda group, _: Explained(f"nobody leads {group}")
+
+    def lease_end(self, *_: object) -> datetime:
+        return LEASE_END
+
+    def check_savepoints(self) -> None:
+        """All coordinators know them."""
+
+    def claim_part(self, *_: object) -> int:
+        return 1
+
+
+@dataclass
 class Bench:
     """A client without a cluster."""
 
@@ -142,7 +159,7 @@ class Bench:
     outcomes: Waiting = field(default_factory=Waiting)
     plan: BeginPlan = field(init=False)
     runtime: TransactionContext = field(init=False)
-    events: tuple[str, ...] = ()
+    leaders: Leaders = field(default_factory=Leaders)
 
     def __post_init__(self) -> None:
         self.use(ORDERS, PAYMENTS)
@@ -154,8 +171,7 @@ class Bench:
             0.01,
             CommitNumbers(lambda _: 25_000),
             timedelta(days=7),
-            lambda group, transaction, timeout_s: LEASE_END,
-            lambda group, transaction: Explained(f"nobody leads {group}", self.events),
+            self.leaders,  # type: ignore[arg-type]
         )
 
     def use(self, *streams: str, partitions: int = 4, segments: int = 1) -> None:

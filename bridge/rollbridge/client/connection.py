@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -39,11 +39,11 @@ from rollbridge.client.client import BaseClient, Client, FenceMonitor
 from rollbridge.client.cooperative import SharedClient
 from rollbridge.client.futures import FrameLimits
 from rollbridge.client.identity import GroupCounters, own_name
-from rollbridge.client.outcomes import OutcomeTail
+from rollbridge.client.outcomes import OutcomeClient, OutcomeTail
 from rollbridge.client.recovery import ClientContext
 from rollbridge.client.sender import FrameSender
 from rollbridge.client.sessions import ClientSessions, CommitNumbers, CommitsInFlight
-from rollbridge.client.writing import BeginPlan, Explained, Part, TransactionContext
+from rollbridge.client.writing import BeginPlan, Part, TransactionContext
 from rollbridge.config import ClientOptions, ConnectionSettings, WriterOptions, load_settings
 from rollbridge.consumer.adopted import TopicGuard
 from rollbridge.consumer.preview import PreviewTail
@@ -57,8 +57,6 @@ from rollbridge.errors import (
     RollbridgeError,
     TransactionClosedError,
     TransactionNotFoundError,
-    UnavailableError,
-    UnknownWriteError,
 )
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.catalog import Catalog
@@ -77,8 +75,6 @@ JOIN_TIMEOUT_S: Final = 10.0
 _UNNAMED: Final = "rollbridge"
 """Client name of settings that give none; :func:`connect` replaces it by one of the process's own."""
 _CLOSE_S: Final = 30.0
-_EXPLAIN_S: Final = 0.3
-"""Seconds that ZooKeeper may take to explain a fault when the time of a call is already over."""
 _LOOK_S: Final = 1.0
 """Seconds after which a wait explains who is missing."""
 _JOINED_S: Final = 0.5
@@ -253,10 +249,7 @@ class Bridge(BaseClient):
             options.commit_timeout_s,
             CommitNumbers(self._counters.next, in_flight),
             options.lease_max,
-            self._lease_end,
-            self._explain,
-            check_savepoints=self._check_savepoints,
-            claim_part=self._claim_part,
+            OutcomeClient(metadata, settings.client_name),
         )
         self._cas_channels = StreamAppenders(kafka, settings.client_name, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []
@@ -783,38 +776,6 @@ class Bridge(BaseClient):
                 engine.look()
             except RollbridgeError as fault:
                 logger.warning("writer.refresh_failed: %s", fault)
-
-    def _lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:
-        return self._resumer.lease_end(group, transaction, timeout_s)
-
-    def _check_savepoints(self) -> None:
-        self._resumer.check_savepoints()
-
-    def _claim_part(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> int:
-        return self._resumer.claim_part(group, transaction, timeout_s)
-
-    def _explain(self, group: GroupName, transaction: TransactionId) -> Explained:
-        """Return why a transaction has no outcome yet; bounded by ``_EXPLAIN_S``."""
-        if not self._session.is_connected:
-            return Explained("ZooKeeper cannot be reached either")
-        try:
-            with answers_within(_EXPLAIN_S):
-                lead = self._metadata.lead(group)
-                if lead is None or not lead.is_serving:
-                    return Explained(self._metadata.who_leads(group))
-        except RollbridgeError as fault:
-            return Explained(str(fault))
-        try:
-            with answers_within(_EXPLAIN_S):
-                story = self._resumer.story(transaction, group, _EXPLAIN_S)
-        except (UnavailableError, UnknownWriteError):
-            return Explained(lead.silence(group))
-        except RollbridgeError as fault:  # its leader has read nothing of it, or does not remember
-            logger.debug("outcome.unknown txn=%s: %s", transaction, fault)
-            return Explained("")
-        waits = story.reason if story.state in ("open", "committing") else ""
-        events = [event.line() for event in story.events]
-        return Explained(f"its leader says: {waits}" if waits else "", events, is_read=story.state != "open")
 
 
 class Housekeeper:

@@ -20,9 +20,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 
-from rollbridge.base.deadlines import Deadline, patience_s, wall_ms
+from rollbridge.base.deadlines import Deadline, answers_within, patience_s, wall_ms
 from rollbridge.base.forks import hold, refusal
 from rollbridge.base.ids import TransactionId
 from rollbridge.base.logs import limited, log_defect
@@ -39,6 +40,7 @@ from rollbridge.errors import (
     NotFoundError,
     OutcomeExpiredError,
     RollbridgeError,
+    TransactionClosedError,
     TransactionNotFoundError,
     TransactionPreserverClosedError,
     UnavailableError,
@@ -48,6 +50,7 @@ from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.metadata.errors import ZooKeeperDeniedError
+from rollbridge.metadata.records import SAVEPOINTS
 from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind, Story
 from rollbridge.metadata.requests import refusal as admin_refusal
 from rollbridge.metadata.store import Metadata
@@ -227,12 +230,40 @@ def _is_open(known: Known) -> bool:
     return known[1].state is State.OPEN
 
 
+_EXPLAIN_S: Final = 0.3
+"""Seconds that ZooKeeper may take to explain a fault when the time of a call is already over."""
+_LOOK_AGAIN_S: Final = 0.05
+
+
+class Explained(NamedTuple):
+    """Why a transaction has no outcome yet.
+
+    Attributes:
+        why: Who does not answer, or what its leader waits for, in half a sentence; empty if for nothing.
+        events: Its last events that its leader saw, one line each.
+        is_read: True if the leader has read that its end was asked for.
+    """
+
+    why: str
+    events: Sequence[str] = ()
+    is_read: bool = False
+
+
+def over(transaction: TransactionId) -> TransactionClosedError:
+    """Return the error of an extension that comes too late."""
+    return TransactionClosedError(
+        f"transaction {transaction} has ended, so its lease cannot be extended; nothing was changed",
+        transaction=str(transaction),
+    )
+
+
 class OutcomeClient:
     """Client that asks leaders about transactions. Safe to use from several threads."""
 
     def __init__(self, metadata: Metadata, client_name: str) -> None:
         self._metadata = metadata
         self._client_name = client_name
+        self._knows_savepoints = False
 
     def groups(self, group: GroupName | None) -> list[GroupName]:
         """Return the group, or all of them.
@@ -311,6 +342,80 @@ class OutcomeClient:
 
         where, known = self._one(ask, f"transaction {identifier}", group)
         return (where, known), found[where]
+
+    def lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:
+        """Return when the lease of a transaction ends, with all that was written before.
+
+        Raises:
+            TransactionClosedError: it has ended.
+            UnavailableError: no answer in time.
+        """
+        try:
+            _, known = self.transaction(transaction, timeout_s, group=group)
+        except (NotFoundError, TransactionPreserverClosedError):
+            raise over(transaction) from None  # it is not open, and its outcome is no longer remembered
+        if known.state is not State.OPEN:
+            raise over(transaction)
+        return datetime.fromtimestamp((known.decided_ms + known.lease_ms) / 1000, UTC)
+
+    def claim_part(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> int:
+        """Return an unused part number, with which the owner of a transaction continues.
+
+        Raises:
+            UnavailableError: no answer in time.
+        """
+        self.await_record(transaction, Deadline(timeout_s))
+        return self._metadata.claim_part(group, transaction)
+
+    def check_savepoints(self) -> None:
+        """Check once that all coordinators know savepoints.
+
+        Raises:
+            InvalidRequestError: one does not; nothing was written.
+            UnavailableError: no answer.
+        """
+        if self._knows_savepoints:
+            return
+        lacking = self._metadata.lacking(SAVEPOINTS)
+        if lacking is not None:
+            raise InvalidRequestError(
+                f"coordinator {lacking}, does not know savepoints; nothing was written: upgrade all coordinators first"
+            )
+        self._knows_savepoints = True
+
+    def await_record(self, identifier: TransactionId, deadline: Deadline) -> None:
+        """Wait until the transaction is on record, or has ended.
+
+        Other nodes of the transaction are removed with its record, so the record must exist before a part is claimed.
+        """
+        while self._metadata.find_transaction(identifier) is None and not deadline.passed():
+            _, known = self.transaction(identifier, deadline.left())
+            if known.state is not State.OPEN:
+                return
+            time.sleep(_LOOK_AGAIN_S)
+
+    def explain(self, group: GroupName, transaction: TransactionId) -> Explained:
+        """Return why a transaction has no outcome yet; bounded by ``_EXPLAIN_S``."""
+        if not self._metadata.session.is_connected:
+            return Explained("ZooKeeper cannot be reached either")
+        try:
+            with answers_within(_EXPLAIN_S):
+                lead = self._metadata.lead(group)
+                if lead is None or not lead.is_serving:
+                    return Explained(self._metadata.who_leads(group))
+        except RollbridgeError as fault:
+            return Explained(str(fault))
+        try:
+            with answers_within(_EXPLAIN_S):
+                story = self.story(transaction, _EXPLAIN_S, group=group)
+        except (UnavailableError, UnknownWriteError):
+            return Explained(lead.silence(group))
+        except RollbridgeError as fault:  # its leader has read nothing of it, or does not remember
+            logger.debug("outcome.unknown txn=%s: %s", transaction, fault)
+            return Explained("")
+        waits = story.reason if story.state in ("open", "committing") else ""
+        events = [event.line() for event in story.events]
+        return Explained(f"its leader says: {waits}" if waits else "", events, is_read=story.state != "open")
 
     def story(self, identifier: TransactionId, timeout_s: float, *, group: GroupName | None = None) -> TransactionStory:
         """Return what the leader of a transaction knows of it at this moment, with its last events.

@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Final
 
 from rollbridge.base.arguments import checked
@@ -38,6 +38,7 @@ from rollbridge.client.outcomes import (
     by_age,
     named,
     outcome_of,
+    over,
 )
 from rollbridge.client.results import CommitResult, Piece, Savepoint
 from rollbridge.client.savepoints import SavepointLog, savepoint_of
@@ -50,10 +51,8 @@ from rollbridge.config import ClientOptions
 from rollbridge.errors import (
     ConflictError,
     InvalidRequestError,
-    NotFoundError,
     OutcomeExpiredError,
     OutcomeUnknownError,
-    TransactionClosedError,
     TransactionNotFoundError,
     TransactionPreserverClosedError,
     UnavailableError,
@@ -62,7 +61,6 @@ from rollbridge.errors import (
 from rollbridge.metadata import paths
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.client_sessions import ClientSession
-from rollbridge.metadata.records import SAVEPOINTS
 from rollbridge.metadata.requests import AdminRequest, RequestKind
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import GroupName
@@ -280,18 +278,10 @@ def _record_of(known: KnownTransaction, reason: str) -> ControlRecord:
     )
 
 
-def _over(transaction: TransactionId) -> TransactionClosedError:
-    return TransactionClosedError(
-        f"transaction {transaction} has ended, so its lease cannot be extended; nothing was changed",
-        transaction=str(transaction),
-    )
-
-
 logger = logging.getLogger(__name__)
 
 Check = Callable[[GroupName, KnownTransaction, HeldSavepoint | None], None]
 """Takes what a leader says of a transaction that is about to be taken over; raises to leave it as it is."""
-_LOOK_AGAIN_S: Final = 0.05
 _FENCED_ASK_S: Final = 5.0
 _MISSED_AGAIN_S: Final = 15.0
 
@@ -504,7 +494,6 @@ class Resumer:
         self._runtime = runtime
         self._sessions = sessions
         self._inquiry = OutcomeClient(metadata, client_name)
-        self._knows_savepoints = False
         self._ask_again_s = 0.0
 
     def seconds(self, timeout: Timeout) -> float:
@@ -607,7 +596,7 @@ class Resumer:
         if known.state is State.OPEN:
             epoch = self._sessions.epoch(group, deadline.left())
             self._runtime.outcomes.follow(group, min(self._options.connect_timeout_s, deadline.left()))
-            self._await_record(identifier, deadline)
+            self._inquiry.await_record(identifier, deadline)
             # Asked again now that no older session of this client is heard any more, and an outcome would be reported.
             (group, known), savepoint = self._inquiry.with_savepoint(
                 identifier, deadline.left(), group=group, client=client
@@ -631,7 +620,7 @@ class Resumer:
         deadline = Deadline(self.seconds(timeout))
         group, known = self._inquiry.transaction(identifier, deadline.left())
         if known.state is not State.OPEN:
-            raise _over(identifier)
+            raise over(identifier)
         config = self._catalog.view(next(iter(known.streams))).config
         header = FrameHeader(FrameKind.EXTEND, identifier.bytes, ANYBODY).pack()
         place = config.buffer_topic, buffer_partition(identifier, config.buffer_partitions)
@@ -652,22 +641,7 @@ class Resumer:
             )
         if faults:
             raise faults[0].error("write an extension")
-        return self.lease_end(group, identifier, deadline.left())
-
-    def lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:
-        """Return when the lease of a transaction ends, with all that was written before.
-
-        Raises:
-            TransactionClosedError: it has ended.
-            UnavailableError: no answer in time.
-        """
-        try:
-            _, known = self._inquiry.transaction(transaction, timeout_s, group=group)
-        except (NotFoundError, TransactionPreserverClosedError):
-            raise _over(transaction) from None  # it is not open, and its outcome is no longer remembered
-        if known.state is not State.OPEN:
-            raise _over(transaction)
-        return datetime.fromtimestamp((known.decided_ms + known.lease_ms) / 1000, UTC)
+        return self._inquiry.lease_end(group, identifier, deadline.left())
 
     def look_at_missed(self) -> None:
         """Ask for outcomes that are not in a commit log any more, or will never be.
@@ -774,31 +748,6 @@ class Resumer:
             waiting.pop(item.id.bytes, None)
             completion.fence()
 
-    def claim_part(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> int:
-        """Return an unused part number, with which the owner of a transaction continues.
-
-        Raises:
-            UnavailableError: no answer in time.
-        """
-        self._await_record(transaction, Deadline(timeout_s))
-        return self._metadata.claim_part(group, transaction)
-
-    def check_savepoints(self) -> None:
-        """Check once that all coordinators know savepoints.
-
-        Raises:
-            InvalidRequestError: one does not; nothing was written.
-            UnavailableError: no answer.
-        """
-        if self._knows_savepoints:
-            return
-        lacking = self._metadata.lacking(SAVEPOINTS)
-        if lacking is not None:
-            raise InvalidRequestError(
-                f"coordinator {lacking}, does not know savepoints; nothing was written: upgrade all coordinators first"
-            )
-        self._knows_savepoints = True
-
     def _take_over(
         self, group: GroupName, known: KnownTransaction, epoch: int, savepoint: HeldSavepoint | None
     ) -> ResumedTransaction:
@@ -825,17 +774,6 @@ class Resumer:
             routes=tuple(self._catalog.route(name, number) for name, number in known.streams.items()),
             generation=self._catalog.generation,
         )
-
-    def _await_record(self, identifier: TransactionId, deadline: Deadline) -> None:
-        """Wait until the transaction is on record, or has ended.
-
-        Other nodes of the transaction are removed with its record, so the record must exist before a part is claimed.
-        """
-        while self._metadata.find_transaction(identifier) is None and not deadline.passed():
-            _, known = self._inquiry.transaction(identifier, deadline.left())
-            if known.state is not State.OPEN:
-                return
-            time.sleep(_LOOK_AGAIN_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -432,7 +432,7 @@ class Transaction(Writing):
         Raises as :meth:`savepoint` does where no savepoint was made.
         """
         fresh = check_notes(notes or {})
-        self._runtime.check_savepoints()
+        self._runtime.leaders.check_savepoints()
         with self._lock:
             if self._finished or self._completion.closed:
                 raise self._refusal()
@@ -498,7 +498,7 @@ class Transaction(Writing):
             TransactionClosedError: its end was asked for, or it has ended.
         """
         deadline = Deadline(self._seconds(timeout))
-        self._runtime.check_savepoints()
+        self._runtime.leaders.check_savepoints()
         with self._lock:
             if self._finished or self._completion.closed:
                 raise self._refusal()
@@ -508,7 +508,7 @@ class Transaction(Writing):
             own = {piece.key: piece.records for piece in self._writer.pieces()}
             if own != {piece.key: piece.records for piece in savepoint.pieces if piece.part == self._writer.part}:
                 with answers_within(deadline.left()):
-                    part = self._runtime.claim_part(self._plan.group, self.id, deadline.left())
+                    part = self._runtime.leaders.claim_part(self._plan.group, self.id, deadline.left())
                 self._go_on_as(part)
             self._before = [piece for piece in savepoint.pieces if piece.part != self._writer.part]
             kept = pieces_of(savepoint.pieces)
@@ -600,7 +600,7 @@ class Transaction(Writing):
         try:
             self.flush(deadline.left())
             with answers_within(deadline.left()):
-                return self._runtime.lease_end(self._plan.group, self.id, deadline.left())
+                return self._runtime.leaders.lease_end(self._plan.group, self.id, deadline.left())
         except UnavailableError as fault:
             raise OutcomeUnknownError(
                 f"whether the lease of transaction {self.id} was extended is not known: no answer within "
@@ -694,7 +694,7 @@ class Transaction(Writing):
         while deadline is None or deadline.left() > patience:
             if self._completion.wait(patience):
                 return True
-            why = self._runtime.explain(self._plan.group, self.id).why
+            why = self._runtime.leaders.explain(self._plan.group, self.id).why
             if why:
                 # Without its id, so that those of one group are told of once a minute, however many they are.
                 _waits.warning("transaction.waits end=%s: %s", requested_end, why)
@@ -910,10 +910,10 @@ class Transaction(Writing):
             if self._protocol.asked is not EndEvent.ABORT and not isinstance(
                 fault, TransactionRefusedError
             ):  # explains itself
-                fault.tell(self._runtime.explain(self._plan.group, self.id).events)
+                fault.tell(self._runtime.leaders.explain(self._plan.group, self.id).events)
             raise
         except TimeoutError:
-            found = self._runtime.explain(self._plan.group, self.id)
+            found = self._runtime.leaders.explain(self._plan.group, self.id)
         if future.done():  # decided while its leader was asked
             return self._ask(lambda: future, 0, requested_end)
         when = "that is over" if found.is_read else "its leader reads that"

@@ -11,11 +11,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import timedelta
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from rollbridge.base.arguments import NOT_BYTES, as_bytes, as_timestamp, checked, from_fault_on, not_text
 from rollbridge.base.deadlines import Duration, Timeout, as_seconds, as_timedelta, in_chunks
@@ -27,7 +27,7 @@ from rollbridge.base.tracing import find_tracer
 from rollbridge.buffer.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
 from rollbridge.client.frame_writer import HOLD_S, Join, Outbox, PartWriter, check_parts
 from rollbridge.client.futures import Completion, FrameLimits, Headers, PartStream, WriteFuture
-from rollbridge.client.outcomes import OutcomeTail
+from rollbridge.client.outcomes import OutcomeClient, OutcomeTail
 from rollbridge.client.protocol import EndEvent, TransactionProtocol
 from rollbridge.client.results import PartHandle
 from rollbridge.client.savepoints import SavepointFuture
@@ -68,20 +68,6 @@ if TYPE_CHECKING:
 _leases: Final = limited(logging.getLogger(f"{__name__}.leases"))
 
 
-class Explained(NamedTuple):
-    """Why a transaction has no outcome yet.
-
-    Attributes:
-        why: Who does not answer, or what its leader waits for, in half a sentence; empty if for nothing.
-        events: Its last events that its leader saw, one line each.
-        is_read: True if the leader has read that its end was asked for.
-    """
-
-    why: str
-    events: Sequence[str] = ()
-    is_read: bool = False
-
-
 @dataclass(frozen=True, slots=True)
 class TransactionContext:
     """ClientContext of one connection."""
@@ -93,18 +79,10 @@ class TransactionContext:
     commit_timeout_s: float
     commits: CommitNumbers
     lease_max: timedelta
-    lease_end: Callable[[GroupName, TransactionId, float], datetime]
-    """Returns when the lease of an open transaction ends, as its leader says once it has read all that was written
-    before; raises TransactionClosedError if it has ended. Takes a time-out in seconds."""
-    explain: Callable[[GroupName, TransactionId], Explained]
-    """Says why a transaction has no outcome yet, and what its leader saw, if that answers within a moment."""
+    leaders: OutcomeClient
     counts: TransactionCounts = field(default_factory=TransactionCounts)
     tracer: Tracer | None = field(default_factory=find_tracer)
     """Records spans; None without OpenTelemetry."""
-    check_savepoints: Callable[[], None] = lambda: None
-    """Raises if some coordinator that may lead does not know savepoints."""
-    claim_part: Callable[[GroupName, TransactionId, float], int] = lambda *_: 1
-    """Returns an unused part number of an open transaction, once it is on record. Takes a time-out in seconds."""
 
 
 def check_not_moved(config: StreamConfig) -> None:
