@@ -7,17 +7,11 @@ import time
 
 import cramjam
 
-from rollbridge.base.avro import encode_long
-from rollbridge.kafka.batches import Compression, framed
+from bridge.tests.batch_makers import record
+from rollbridge.kafka.records import Compression, framed
 
 BOMB_BYTES = 300_000_000
 """Decompressed; far above what a reader may take."""
-
-
-def record(delta: int, value: bytes) -> bytes:
-    """A record of a batch without a key."""
-    body = b"".join((b"\0\0", encode_long(delta), encode_long(-1), encode_long(len(value)), value, b"\0"))
-    return encode_long(len(body)) + body
 
 
 def bomb(kind: str) -> tuple[bytes, int]:
