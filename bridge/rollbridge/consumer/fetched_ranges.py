@@ -444,7 +444,7 @@ class _Whole:
 
     def add(self, header: BatchHeader, batch: RawBatch) -> bool:
         """Add a batch; return False, adding nothing, if it is large or has to be decoded record by record."""
-        if header.record_count > BATCH_MAX or header.is_compacted:
+        if header.record_count > BATCH_MAX:
             return False
         before = len(self.keys)
         try:
