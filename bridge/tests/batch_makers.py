@@ -15,19 +15,13 @@ from rollbridge.kafka.records import DECOMPRESSED_BYTES_MAX, BatchBuilder, Compr
 
 # timestamp, key, value, headers
 Input = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
-
-
 inputs = st.tuples(
     st.integers(0, 1 << 45),
     st.none() | st.binary(max_size=40),
     st.none() | st.binary(max_size=200),
     st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=20)), max_size=3),
 )
-
-
 runs = st.lists(inputs, min_size=1, max_size=12)
-
-
 codecs = st.sampled_from(list(Compression))
 
 

@@ -145,12 +145,6 @@ def test_only_plain_data_is_a_frame(attributes: int, accepted: bool) -> None:
     assert is_frame(frame, 1) is is_valid(frame, 1) is accepted
 
 
-@pytest.mark.parametrize("count", [-1, 0, 2, 4])
-def test_a_frame_holds_as_many_records_as_announced(count: int) -> None:
-    with pytest.raises(CorruptDataError, match="3 records"):
-        validate_frame(build([(NOW, None, b"v", [])] * 3), count)
-
-
 @given(
     runs,
     codecs,
@@ -341,7 +335,7 @@ def test_a_frame_is_taken_if_and_only_if_it_is_valid(
 ) -> None:
     batch = build(records, codec)
     assert is_frame(batch, len(records))
-    assert is_frame(batch, len(records) + off) == is_valid(batch, len(records) + off)
+    assert is_frame(batch, len(records) + off) == is_valid(batch, len(records) + off) == (not off)
     place = data.draw(st.integers(0, len(batch) - 1))
     damaged = batch[:place] + bytes([batch[place] ^ data.draw(st.integers(1, 255))]) + batch[place + 1 :]
     assert is_frame(damaged, len(records)) == is_valid(damaged, len(records))

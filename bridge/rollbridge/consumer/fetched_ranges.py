@@ -47,7 +47,6 @@ from rollbridge.kafka.records import (
     read_chunks,
     read_few,
     read_parsed,
-    uncompressed,
 )
 from rollbridge.stream.names import Partition, StreamName, show_partition
 
@@ -418,10 +417,7 @@ class _Small:
             or shared.header.attributes != header.attributes
         ):
             return False
-        try:
-            found = read_few(uncompressed(header, batch) if header.compression else batch, header, by_ends=True)
-        except CorruptDataError:
-            return False
+        found = read_few(batch, header, by_ends=True)
         if found is None:  # what is wrong with it is said when it is read by itself
             return False
         last = header.base_offset + header.last_offset_delta

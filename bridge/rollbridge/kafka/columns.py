@@ -25,14 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rollbridge.base.attribution import (
-    HEADER_VALUE_BYTES,
-    ONE_BYTE,
-    RECORD_HEADER,
-    append_step,
-    pack_run,
-    unpack_run,
-)
+from rollbridge.base.attribution import HEADER_VALUE_BYTES, ONE_BYTE, RECORD_HEADER, append_step, pack_run, unpack_run
 from rollbridge.base.avro import encode_long
 from rollbridge.base.ids import local_sequence
 from rollbridge.errors import CorruptDataError, InvalidRequestError

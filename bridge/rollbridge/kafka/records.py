@@ -656,13 +656,13 @@ def read_chunks(
     """
     if header is None:
         header = parse_header(batch)
-    plain = uncompressed(header, batch, limit_bytes=limit_bytes) if header.compression else batch
     base, last = header.base_offset, header.base_offset + header.last_offset_delta
     done, offset = 0, base
     fault: Exception | None = None
-    if header.record_count <= AT_ONCE and (few := read_few(plain, header, by_ends=by_ends)):
+    if header.record_count <= AT_ONCE and (few := read_few(batch, header, limit_bytes=limit_bytes, by_ends=by_ends)):
         yield few
         return
+    plain = uncompressed(header, batch, limit_bytes=limit_bytes)
     found: Iterator[ParsedRecord] = chain(DefaultRecordBatch(plain))  # itself, it iterates once from the beginning
     while fault is None:
         chunk: list[ParsedRecord] = []
@@ -679,8 +679,8 @@ def read_chunks(
         if chunk and not _is_numbered(header, chunk, offset, by_ends=by_ends):
             sound = _sound(chunk, offset, last, is_compacted=header.is_compacted)
             if sound < len(chunk):
-                text = f"is numbered {chunk[sound].offset}, in a batch of offsets {base} to {last}"
-                fault = CorruptDataError(f"record {done + sound} {text}")
+                where = f"{chunk[sound].offset}, in a batch of offsets {base} to {last}"
+                fault = CorruptDataError(f"record {done + sound} is numbered {where}")
                 del chunk[sound:]
         if chunk:
             offset = chunk[-1].offset + 1
@@ -691,9 +691,12 @@ def read_chunks(
     raise CorruptDataError(f"record {done} of {header.record_count} does not parse: {fault}") from fault
 
 
-def read_few(plain: RawBatch, header: BatchHeader, *, by_ends: bool = False) -> list[ParsedRecord] | None:
-    """Return all records of an uncompressed batch; None if it has a fault, which :func:`read_chunks` names."""
+def read_few(
+    batch: RawBatch, header: BatchHeader, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX, by_ends: bool = False
+) -> list[ParsedRecord] | None:
+    """Return all records of a batch; None if it has a fault, which :func:`read_chunks` names."""
     try:
+        plain = uncompressed(header, batch, limit_bytes=limit_bytes) if header.compression else batch
         found: list[ParsedRecord] = list(DefaultRecordBatch(plain))
     except Exception:  # the compiled reader lets errors of any class through
         return None
@@ -763,8 +766,6 @@ _as_record: Final[Callable[[tuple[object, ...]], LogRecord]] = partial(tuple.__n
 # Records one by one, in Python.
 
 _HOW: Final = "surrogateescape"
-
-
 Data = TypeVar("Data", bytes, memoryview)
 
 
@@ -857,7 +858,6 @@ def check_crc(header: BatchHeader, batch: RawBatch) -> None:
         raise CorruptDataError(f"record batch has checksum {header.crc:#010x}, its bytes give {actual:#010x}")
 
 
-_NUMBERS_AT_ONCE: Final = 10_000  # the loop over them is not interrupted for other threads
 _offset_of = attrgetter("offset")
 
 
@@ -873,13 +873,12 @@ def check_numbering(batch: RawBatch) -> None:
     base = header.base_offset
     try:
         found = map(eq, map(_offset_of, DefaultRecordBatch(batch)), range(base, base + header.record_count))
-        for _ in range(0, header.record_count + 1, _NUMBERS_AT_ONCE):  # up to the end, which is reached once
-            if not all(list(islice(found, _NUMBERS_AT_ONCE))):
-                raise CorruptDataError(f"the {header.record_count} records of a batch are not numbered one by one")
-    except CorruptDataError:
-        raise
+        # Up to the end, which is reached once. The loop over some is not interrupted for other threads.
+        some = [all(list(islice(found, 10_000))) for _ in range(0, header.record_count + 1, 10_000)]
     except Exception as exc:  # the compiled reader lets errors of any class through
         raise CorruptDataError(f"a record of a batch of {header.record_count} does not parse: {exc}") from exc
+    if not all(some):
+        raise CorruptDataError(f"the {header.record_count} records of a batch are not numbered one by one")
 
 
 def uncompressed(header: BatchHeader, batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> RawBatch:

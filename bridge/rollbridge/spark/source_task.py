@@ -28,16 +28,7 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.records import OWN_HEADERS, Preview, why_unknown
 from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError, UnavailableError
-from rollbridge.kafka.columns import (
-    Flags,
-    Longs,
-    Records,
-    Slices,
-    WrittenBy,
-    committed_columns,
-    equals,
-    headers_of,
-)
+from rollbridge.kafka.columns import Flags, Longs, Records, Slices, WrittenBy, committed_columns, equals, headers_of
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
