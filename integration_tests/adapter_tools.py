@@ -15,10 +15,10 @@ from kio.static.primitive import i32
 
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.base.deadlines import Deadline
-from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.clients import consumer_config
 from rollbridge.kafka.metadata import CoordinatorType, Isolation
+from rollbridge.kafka.records import BatchBuilder, Compression
 from rollbridge.kafka.topics import PartitionLike
 
 # Of today: brokers delete what is older than a week by its own timestamp.

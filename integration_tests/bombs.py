@@ -7,17 +7,11 @@ import time
 
 import cramjam
 
-from rollbridge.base.avro import encode_long
-from rollbridge.kafka.batches import Compression, framed
+from bridge.tests.batch_makers import forged, record
+from rollbridge.kafka.records import Compression
 
 BOMB_BYTES = 300_000_000
 """Decompressed; far above what a reader may take."""
-
-
-def record(delta: int, value: bytes) -> bytes:
-    """A record of a batch without a key."""
-    body = b"".join((b"\0\0", encode_long(delta), encode_long(-1), encode_long(len(value)), value, b"\0"))
-    return encode_long(len(body)) + body
 
 
 def bomb(kind: str) -> tuple[bytes, int]:
@@ -29,18 +23,17 @@ def bomb(kind: str) -> tuple[bytes, int]:
     if kind == "records":
         count = 250_000
         body = b"".join(record(delta, b"x" * 300) for delta in range(count))
-        return _framed(bytes(cramjam.zstd.compress(body)), Compression.ZSTD, count), count
+        return _dated(bytes(cramjam.zstd.compress(body)), count, Compression.ZSTD), count
     whole = record(0, bytes(BOMB_BYTES))
     if kind == "gzip":
-        return _framed(gzip.compress(whole, 9), Compression.GZIP, 1), 1
-    return _framed(bytes(cramjam.zstd.compress(whole)), Compression.ZSTD, 1), 1
+        return _dated(gzip.compress(whole, 9), 1, Compression.GZIP), 1
+    return _dated(bytes(cramjam.zstd.compress(whole)), 1, Compression.ZSTD), 1
 
 
 def misnumbered() -> bytes:
     """A batch of three records the second of which claims an offset a million later; brokers do not look."""
-    return _framed(b"".join(record(delta, b"x") for delta in (1_000_000, 1, 2)), Compression.NONE, 3)
+    return _dated(b"".join(record(delta, b"x") for delta in (1_000_000, 1, 2)), 3)
 
 
-def _framed(body: bytes, codec: Compression, count: int) -> bytes:
-    now_ms = round(time.time() * 1000)
-    return framed(body, codec=codec, count=count, base_timestamp=now_ms, max_timestamp=now_ms)
+def _dated(body: bytes, count: int, codec: int = 0) -> bytes:
+    return forged(body, count, attributes=codec, times=(round(time.time() * 1000),) * 2)

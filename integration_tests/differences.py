@@ -15,7 +15,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from rollbridge.kafka.batches import complete_batches, parse_header, read_records
+from rollbridge.kafka.records import FetchedBatches, read_records
 from rollbridge_gateway.protocol.versions import Api
 
 BY_HAND: Final = "by hand"
@@ -317,7 +317,7 @@ def _fields(name: str, value: Any, names: Mapping[str, str]) -> Iterator[tuple[t
                 for path, found in _fields("", item, names):
                     yield (name, f"[{place}]", *path), found
     elif name == "records" and value:
-        batches = [batch for batch in complete_batches(bytes(value)) if not parse_header(batch).is_control]
+        batches = [batch for header, batch in FetchedBatches(bytes(value)) if not header.is_control]
         yield (name,), _plain([(item.key, item.value) for batch in batches for item in read_records(batch)], names)
     else:
         yield (name,) if name else (), _plain(value, names)

@@ -28,7 +28,7 @@ from rollbridge.commitlog.control import decode_control
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.committed import batch_of_one
+from rollbridge.kafka.records import batch_of_one
 from rollbridge.metadata import paths
 from rollbridge.metadata.errors import ZooKeeperDeniedError
 from rollbridge.metadata.session import ZooKeeperSession

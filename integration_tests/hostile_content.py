@@ -17,7 +17,7 @@ import rollbridge_schemas
 from rollbridge.base.attribution import pack_run
 from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import HEADER, MAGIC, VERSION, FrameHeader, FrameKind, pack_bundle
-from rollbridge.kafka.batches import BatchBuilder, Compression, framed
+from rollbridge.kafka.records import BatchBuilder, Compression, framed
 from rollbridge.metadata.requests import RequestKind
 
 Message = tuple[bytes | None, bytes | None]

@@ -54,8 +54,9 @@ IDEAS: Final[Mapping[str, str]] = {
         (\w+)?Lease SessionPool ClientSessions read_session Lead Leadership Presence Liveness Vigils? PeerWatch
         Coordinator(Roll|Registry) Life Witness Register registered""",
     "a record batch": r"""
-        RawBatch Batch(Header|Builder|Author) rebatch StoredBatch committed_records SignedBatch signed_batch
-        read_numbered encode_batch Slices late_batches Parcel ProducedBatch carry""",
+        RawBatch Batch(Header|Builder|Author) FetchedBatches \w*Record(Batch)?Builder read_chunks
+        decode_record rebatch committed_(records|columns) SignedBatch signed_batch encode_batch Slices ProducedBatch
+        carry""",
     "a connection to a broker": r"""
         KafkaClient Connection Clusters? ask_leaders LogReader Follower BrokerLink BatchFetcher TransactionalAppender
         Upstream Brokers BrokerWatch Pulse KafkaProbe (ConnectionLost|BrokerGone)Error""",

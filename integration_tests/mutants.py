@@ -52,7 +52,10 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     72: ("bridge/rollbridge/stream/epochs.py: EpochHistory.plan_rolling common_parts",),
     73: ("coordinator/rollbridge_coordinator/core/waits.py: Lingering LateCommits",),
     75: ("bridge/rollbridge/commitlog/outcomes.py: EndedIds",),
-    77: ("bridge/rollbridge/consumer/records.py: seen_in may_lack_heads _KnownRuns",),
+    77: (
+        "bridge/rollbridge/kafka/committed.py: seen_in may_lack_heads",
+        "bridge/rollbridge/consumer/records.py: _KnownRuns",
+    ),
     78: ("bridge/rollbridge/base/mapper.py: is_version content_of unreadable",),
     81: ("bridge/rollbridge/doctor/verification.py: SegmentCheck",),
     86: ("bridge/rollbridge/buffer/savepoints.py: SavepointFrame HeldSavepoint StoredSavepoint",),

@@ -22,8 +22,8 @@ from integration_tests.coordinators import controller_epoch
 from integration_tests.patience import PATIENCE_S
 from integration_tests.spark_tools import options_of
 from rollbridge.buffer.frames import FrameHeader, FrameKind, Manifest, PieceKey
-from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.records import BatchBuilder
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import GroupName, StreamName
 

@@ -18,7 +18,7 @@ from kio.static.constants import EntityType
 
 from integration_tests.patience import eventually
 from integration_tests.recording import Exchange
-from rollbridge.kafka.batches import parse_header, stamp
+from rollbridge.kafka.records import parse_header, stamp
 from rollbridge_gateway.producer.table import Pair
 from rollbridge_gateway.protocol import wire
 from rollbridge_gateway.protocol.versions import Api

@@ -25,8 +25,8 @@ from rollbridge.base.ids import SegmentId
 from rollbridge.cas.session import take_slot, transactional_ids
 from rollbridge.errors import CasOutcomeUnknownError, CasWriteError, UnavailableError
 from rollbridge.kafka.appender import TransactionalAppender
-from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.records import BatchBuilder
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import StreamName

@@ -32,9 +32,9 @@ from rollbridge.cas import machine
 from rollbridge.cas.machine import MOVES, ConditionalAppend, RoundState
 from rollbridge.cas.writer import CasWriter
 from rollbridge.errors import CasWriteError, InvalidRequestError
-from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import Stretch
+from rollbridge.kafka.records import BatchBuilder
 from rollbridge.kafka.segment_tail import Read, SegmentTail
 from rollbridge.metadata.paths import cas_slots
 from rollbridge.metadata.session import ZooKeeperSession

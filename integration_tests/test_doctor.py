@@ -24,10 +24,10 @@ from rollbridge.base.ids import SegmentId
 from rollbridge.buffer.snapshots import index_keys
 from rollbridge.cli.common import ExitCode
 from rollbridge.errors import CoordinatorUnavailableError
-from rollbridge.kafka.batches import BatchBuilder, stamped_header
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.dispatch import PRODUCE_KEY, produce_body, request_start
 from rollbridge.kafka.metadata import Cluster
+from rollbridge.kafka.records import BatchBuilder, stamped_header
 from rollbridge.kafka.transactions import Coordination
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import Coordinator

@@ -24,7 +24,7 @@ from rollbridge.errors import (
     TransactionRefusedError,
 )
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.committed import batch_of_one
+from rollbridge.kafka.records import batch_of_one
 from rollbridge.stream.conditions import CONDITIONS_MAX, Condition, Scope
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import even_ranges

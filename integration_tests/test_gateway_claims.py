@@ -14,8 +14,9 @@ from typing import Any, Final
 import psutil
 import pytest
 
+from bridge.tests.batch_makers import record
 from gateway.tests import claims
-from gateway.tests.claims import batch, produce, record
+from gateway.tests.claims import batch, produce
 from integration_tests.bystanders import Beside
 from integration_tests.clients import Site
 from integration_tests.gateways import GatewayProcess, Servers

@@ -44,8 +44,8 @@ from integration_tests.secured import (
 from rollbridge.base.security import Security
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import AuthenticationError, RollbridgeError
-from rollbridge.kafka.batches import BatchBuilder, stamp
 from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.records import BatchBuilder, stamp
 from rollbridge.metadata import paths
 from rollbridge.metadata.access import Resource, Right, coordinator
 from rollbridge.metadata.access import gateway as rights_of_a_gateway

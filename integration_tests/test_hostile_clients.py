@@ -41,7 +41,7 @@ from integration_tests.secured import Secured, kafka_security, password, secured
 from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey
 from rollbridge.errors import RollbridgeError
-from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.records import BatchBuilder
 from rollbridge.metadata import paths
 from rollbridge.metadata.access import coordinator as coordinators_rights
 from rollbridge.metadata.access import writer

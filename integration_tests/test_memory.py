@@ -22,8 +22,8 @@ from integration_tests.coordinators import coordinator, until
 from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
 from rollbridge.errors import TransactionAbortedError
-from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.records import BatchBuilder
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import GroupName, StreamName

@@ -28,7 +28,7 @@ from integration_tests.poison import CELLS, IMPOSSIBLE, POISONS, WAYS, Ending, G
 from rollbridge.base.ids import SegmentId
 from rollbridge.client import connection
 from rollbridge.errors import OutcomeUnknownError, RollbridgeError, TransactionAbortedError
-from rollbridge.kafka.batches import BatchBuilder, Compression
+from rollbridge.kafka.records import BatchBuilder, Compression
 from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.names import StreamName
 

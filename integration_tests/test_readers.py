@@ -23,9 +23,9 @@ from rollbridge.consumer import reader as reading
 from rollbridge.consumer.records import Preview, Record
 from rollbridge.errors import CorruptDataError, InvalidRequestError, StreamNotFoundError, TruncatedError
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.committed import batch_of_one
 from rollbridge.kafka.fetch_plan import FetchError
 from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.records import batch_of_one
 from rollbridge.stream.late import LATE_HEADER
 from rollbridge.stream.names import SegmentPlaces, StreamName
 from rollbridge.stream.positions import ReadPosition

@@ -15,10 +15,10 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import producer_config
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.errors import InvalidRequestError
-from rollbridge.kafka.batches import Compression
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendRefusedError, SealTimeoutError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.records import Compression
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
 

@@ -20,10 +20,10 @@ from rollbridge import EMPTY, SN
 from rollbridge.base.deadlines import Deadline
 from rollbridge.base.ids import SegmentId
 from rollbridge.errors import CasWriteError, TransactionRefusedError, TruncatedError
-from rollbridge.kafka.batches import complete_batches, parse_header
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError
 from rollbridge.kafka.metadata import Cluster, Isolation
+from rollbridge.kafka.records import FetchedBatches
 from rollbridge.kafka.segment_tail import SegmentTail, ask
 from rollbridge.spark import source, transactions
 from rollbridge.spark.planning import LogOffset, StreamOffset
@@ -395,7 +395,7 @@ def test_a_plain_writer_goes_on_behind_the_end_of_a_log_that_has_become_shorter(
     assert 1 <= sum("OUT_OF_ORDER" in line for line in caplog.messages) <= 10, "it was sent again and again"
     with Cluster(cluster.bootstrap_servers) as brokers:
         raw = KafkaClient(cluster.bootstrap_servers).log().fetch_raw(TOPIC, 5).batches
-        headers = map(parse_header, complete_batches(raw))
+        headers = (header for header, _ in FetchedBatches(raw))
         (producer,) = {(header.producer_id, header.producer_epoch) for header in headers}
         # It knew the log up to offset 6 under the first leader epoch, which has ended at 5.
         look = OwnBatches((TOPIC, 0), 7, 8, producer, epoch=0)

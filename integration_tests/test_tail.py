@@ -17,8 +17,8 @@ from rollbridge.buffer.frames import PieceKey
 from rollbridge.buffer.state import FrameRef
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import follower
-from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.records import BatchBuilder, Compression
 from rollbridge.kafka.topics import TopicSpec
 from rollbridge_coordinator.core.frame_reader import AT_ONCE, FrameReader, Tail, TailMessage
 

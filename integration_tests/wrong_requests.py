@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from kio.schema.errors import ErrorCode
 
-from gateway.tests import claims
-from gateway.tests.claims import batch, record
+from bridge.tests.batch_makers import INT_MAX, record
+from gateway.tests.claims import batch
 from integration_tests.patience import eventually
 from integration_tests.replaying import Line, Said
 from rollbridge_gateway.producer.table import NOBODY, Pair
@@ -293,7 +293,7 @@ def _batches(dialogue: Dialogue, *, v2: bool) -> None:
         "count too low": {"records": two, "count": 1},
         "count none": {"records": b"", "count": 0, "last": 0},
         "count below zero": {"count": -1, "last": 0},
-        "count of all": {"count": claims.INT_MAX},
+        "count of all": {"count": INT_MAX},
         "last offset too high": {"last": 4},
         "last offset below zero": {"last": -2},
         "record too long": {"records": record(0, size=99)},

@@ -50,7 +50,7 @@ from rollbridge.base.security import (
 )
 from rollbridge.buffer.frames import FRAME_BYTES_DEFAULT
 from rollbridge.errors import ConfigError, LocalEnvironmentError
-from rollbridge.kafka.batches import BUFFER_BYTES_MIN, Compression
+from rollbridge.kafka.records import BUFFER_BYTES_MIN, Compression
 from rollbridge.stream.names import check_client_name
 from rollbridge.stream.reading import Reset
 

@@ -11,8 +11,8 @@ from rollbridge.buffer.frames import FrameHeader, unpack_header
 from rollbridge.client.frame_writer import PartWriter
 from rollbridge.client.futures import FRAME_BYTES_MIN, Completion, FrameLimits
 from rollbridge.errors import BackpressureError
-from rollbridge.kafka.batches import LogRecord, read_records
 from rollbridge.kafka.committed import attributed
+from rollbridge.kafka.records import LogRecord, read_records
 from rollbridge.stream.config import RECORD_BYTES_MAX_DEFAULT, HeaderForm, StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import even_ranges

@@ -55,8 +55,8 @@ from rollbridge.errors import (
     TransactionIdOutOfOrderError,
     TruncatedError,
 )
-from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.fetch import Stretch
+from rollbridge.kafka.records import LogRecord
 from rollbridge.kafka.segment_tail import EndOf, Read, T
 from rollbridge.stream.conditions import Scope
 from rollbridge.stream.epochs import EpochHistory

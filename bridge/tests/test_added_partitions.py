@@ -10,8 +10,8 @@ from rollbridge.base.effects import AnyEffect, Steps, run
 from rollbridge.base.ids import PREPARED_FIRST, SegmentId
 from rollbridge.base.sn import ANY, DLSN, EMPTY, OPERATION_HEADER, SN, Token
 from rollbridge.errors import InvalidRequestError
-from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.fetch import Stretch
+from rollbridge.kafka.records import LogRecord
 from rollbridge.kafka.segment_tail import EndOf, LineageTails, Read, T
 from rollbridge.stream.conditions import Condition, Scope, holds, is_refuted, place_of, why_moved
 from rollbridge.stream.config import StreamConfig, TopicLimits

@@ -28,13 +28,13 @@ from rollbridge.base.attribution import (
 from rollbridge.base.avro import encode_long
 from rollbridge.base.ids import SegmentId, TransactionId, local_sequence
 from rollbridge.base.sn import DLSN
-from rollbridge.consumer.fetched_ranges import FetchedRange, StoredBatch, StoredRecord
-from rollbridge.consumer.records import NUMBERS_MAX, RUNS_MAX, FetchedHeads, Origin, Writers, message_of, seen_in
-from rollbridge.doctor.verification import signed_batch
+from rollbridge.consumer.fetched_ranges import FetchedRange, RecordContext, StoredRecord
+from rollbridge.consumer.records import NUMBERS_MAX, RUNS_MAX, Origin, Writers, message_of
 from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError
-from rollbridge.kafka.batches import BatchBuilder, LogRecord, crc32c, framed, parse_header, read_records, rebatch
-from rollbridge.kafka.committed import attributed, committed_records, iterate_any_records
+from rollbridge.kafka.columns import committed_columns
+from rollbridge.kafka.committed import FetchedHeads, attributed, committed_records, seen_in, signed_batch
 from rollbridge.kafka.fetch_plan import Fetched
+from rollbridge.kafka.records import BatchBuilder, LogRecord, crc32c, framed, parse_header, read_records, rebatch
 from rollbridge.kafka.segment_tail import sn_of
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.names import Partition
@@ -388,8 +388,6 @@ def test_all_readers_say_the_same_of_a_batch_that_was_compacted(data: st.DataObj
 
 def _by_reader(batches: list[bytes], end: int) -> dict[str, dict[int, Any]]:
     """What each reader says of the records of some batches, by offset."""
-    pytest.importorskip("pyarrow")
-    from rollbridge.spark.source_records import committed_end
 
     def ask(look: Callable[[], object]) -> object:
         try:
@@ -409,10 +407,10 @@ def _by_reader(batches: list[bytes], end: int) -> dict[str, dict[int, Any]]:
         }
     }
     writers = Writers(lambda _, offset: seen_in(b"".join(it for it in batches if _last(it) >= offset), offset))
-    held = [record for batch in batches for record in iterate_any_records(batch)]
+    held = [record for batch in batches for record in read_records(batch)]
     writers.handed_out([message(record) for record in held])
     found["consumer"] = {record.offset: ask(lambda record=record: found_by(writers, record)) for record in held}  # type: ignore[misc]
-    records, _ = committed_end(raw, 0, [])
+    records, _ = committed_columns(raw, 0, [])
     known, ids, sequences, doubtful = records.writers()
     found["spark"] = {
         offset: _UNKNOWN
@@ -433,12 +431,11 @@ def _last(batch: bytes) -> int:
 def test_a_spark_query_ends_where_nobody_knows_who_wrote_a_record_unless_losses_are_to_be_left_out() -> None:
     pa = pytest.importorskip("pyarrow")
     from rollbridge.spark.planning import SegmentPlace
-    from rollbridge.spark.source_records import committed_end
     from rollbridge.spark.source_task import record_batch
 
     whole = one_frame(0, 3) + one_frame(3, 3)
     raw = _compacted(whole, [record for record in whole if record.offset != 3])
-    records, _ = committed_end(raw, 0, [])
+    records, _ = committed_columns(raw, 0, [])
     place = SegmentPlace("sales/orders", PLACE[0], SegmentId.of(0, 0), None)
     schema = pa.schema([("transactionId", pa.string()), ("localSequence", pa.int64())])
 
@@ -481,12 +478,9 @@ def _compacted(whole: list[LogRecord], left: list[LogRecord], *, transactional: 
 @given(logs(), st.data())
 @settings(deadline=None)
 def test_spark_s_columns_say_the_same_from_any_start(log: Log, data: st.DataObject) -> None:
-    pytest.importorskip("pyarrow")
-    from rollbridge.spark.source_records import committed_end
-
     raw = b"".join(_stamped(batch) for batch in log.batches)
     start = data.draw(st.sampled_from(sorted(log.written)))
-    records, _ = committed_end(raw, start, [])
+    records, _ = committed_columns(raw, start, [])
     some = records.where(slice(data.draw(st.integers(0, len(records))), None))
     for chosen in (records, some):
         known, ids, sequences, doubtful = chosen.writers()
@@ -532,8 +526,6 @@ HOSTILE: dict[str, list[tuple[str, bytes | None]]] = {
 @pytest.mark.parametrize("headers", HOSTILE.values(), ids=HOSTILE)
 @pytest.mark.parametrize("place", [0, 2, 5])
 def test_every_reader_takes_a_hostile_header_for_the_same(headers: list[tuple[str, bytes | None]], place: int) -> None:
-    pytest.importorskip("pyarrow")
-    from rollbridge.spark.source_records import committed_end
     from rollbridge.spark.source_task import _Maker
 
     batch = one_frame(0, 6)
@@ -545,14 +537,14 @@ def test_every_reader_takes_a_hostile_header_for_the_same(headers: list[tuple[st
     assert expected[6:] == [(None, -1)] * 3
     assert all(sequence < 1 << 63 for _, sequence in expected)
     # Spark's columns.
-    maker = _Maker(committed_end(raw, 0, [])[0], None, True)  # type: ignore[arg-type]
+    maker = _Maker(committed_columns(raw, 0, [])[0], None, True)  # type: ignore[arg-type]
     ids, sequences = maker.transaction_id().to_pylist(), maker.local_sequence().to_pylist()
     assert [
         (found and TransactionId.parse(found), -1 if at is None else at)
         for found, at in zip(ids, sequences, strict=True)
     ] == expected
     # The library's readers.
-    stored = StoredBatch(Origin(lambda _: None), PLACE, parse_header(first))
+    stored = RecordContext(Origin(lambda _: None), PLACE, parse_header(first))
     for record in batch:
         stored.note(record.offset, record.headers, 5)
     records = [StoredRecord((item.key, item.value, item, stored)) for item in batch]
@@ -575,12 +567,9 @@ def test_every_reader_takes_a_hostile_header_for_the_same(headers: list[tuple[st
 
 
 def test_a_run_ends_with_its_batch_whatever_its_header_says() -> None:
-    pytest.importorskip("pyarrow")
-    from rollbridge.spark.source_records import committed_end
-
     forged = one_frame(0, 5)[:2]
     plain = one_frame(2, 3, headers=False)
-    records, _ = committed_end(_stamped(forged) + _stamped(plain), 0, [])
+    records, _ = committed_columns(_stamped(forged) + _stamped(plain), 0, [])
     assert records.writers().known.tolist() == [True, True, False, False, False]
     found = committed_records(_stamped(forged) + _stamped(plain), 0, []).records
     assert [written_by(record) for record in found] == [(T, 0), (T, 1), *[(None, -1)] * 3]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rollbridge.base.avro import encode_long, encode_text
+from rollbridge.base.avro import decode_long, encode_long, encode_text
 from rollbridge.errors import InvalidRequestError
 
 LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
@@ -33,12 +33,15 @@ def general(schema: str, value: object) -> bytes:
 @example(8192)
 def test_longs(value: int) -> None:
     assert encode_long(value) == general("long", value)
+    assert decode_long(encode_long(value) + b"\0", 0) == (value, len(encode_long(value)))
 
 
 @pytest.mark.parametrize("value", [LONG_MIN - 1, LONG_MAX + 1, 1 << 80])
 def test_what_does_not_fit_is_refused(value: int) -> None:
     with pytest.raises(InvalidRequestError, match="more than 64 bits"):
         encode_long(value)
+    with pytest.raises(InvalidRequestError, match="more than 64 bits"):
+        decode_long(b"\x80" * 9 + b"\2", 0)
 
 
 @given(st.text())

@@ -44,7 +44,7 @@ from rollbridge.doctor.facts import (
     SnapshotFacts,
     StreamFacts,
 )
-from rollbridge.kafka.batches import LogRecord
+from rollbridge.kafka.records import LogRecord
 from rollbridge.metadata.access import ADOPTED_OPERATIONS, topic_operations
 from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
 from rollbridge.metadata.journal import LOG_BEGINS

@@ -14,11 +14,11 @@ from kio.schema.types import TopicName
 from kio.static.primitive import Records, i32, i32Timedelta, i64
 
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError
-from rollbridge.kafka.batches import BatchBuilder, BatchHeader, framed, parse_header
 from rollbridge.kafka.errors import AuthenticationError, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.fetch import LogDivergedError, Wanted
 from rollbridge.kafka.fetch_plan import LOOK_UP_S, UNHEARD_OF_S, Fetched, FetchError, FetchPlan, Range
 from rollbridge.kafka.follower import Follower, read_up_to
+from rollbridge.kafka.records import BatchBuilder, BatchHeader, parse_header
 from rollbridge.stream.group_offsets import NO_EPOCH
 from rollbridge.stream.names import Partition
 
@@ -316,17 +316,6 @@ def test_an_answer_that_is_a_fault_as_a_whole_counts_as_none() -> None:
     send(plan)
     assert plan.answered(ONE, answer({}, ErrorCode.request_timed_out), 0.0) == []
     assert plan.unknown(LATER) == {"a", "c"}
-
-
-def test_records_that_do_not_parse_are_an_error_where_they_are_taken() -> None:
-    plan = followed({A: ONE})
-    send(plan)
-    odd = framed(b"\x7fnonsense", codec=0, count=1, base_timestamp=1, max_timestamp=1)
-    (found,) = plan.answered(ONE, answer({"a": (data(0, odd),)}), 0.0)
-    assert isinstance(found, Fetched)
-    with pytest.raises(CorruptDataError):
-        list(found.records())
-    assert send(plan) == {ONE: [Wanted(*A, 1)]}
 
 
 # When all of a log up to an end that its leader has told has been read.

@@ -18,8 +18,8 @@ from rollbridge.buffer.frames import FrameKind, PieceKey
 from rollbridge.client.frame_writer import PartWriter
 from rollbridge.client.futures import FRAME_BYTES_MIN, FrameLimits
 from rollbridge.errors import BackpressureError, InvalidRequestError, RecordTooLargeError, TransactionTooLargeError
-from rollbridge.kafka.batches import Compression, LogRecord, parse_header, read_records, validate_frame
 from rollbridge.kafka.committed import attributed
+from rollbridge.kafka.records import Compression, LogRecord, parse_header, read_records, validate_frame
 from rollbridge.stream.config import HeaderForm, TopicLimits
 from rollbridge.stream.keyspace import KeySpace
 
@@ -105,7 +105,7 @@ def test_frame_headers_and_pieces_tell_what_the_frames_hold(
 
     counts: dict[PieceKey, list[int]] = defaultdict(list)
     for place, header, value in frames.taken:
-        validate_frame(value, header.records, deep=True)
+        validate_frame(value, header.records)
         held = [own_count(record, 2) for record in attributed(read_records(value))]
         assert header.kind is FrameKind.DATA
         assert (header.transaction, header.part) == (ID.bytes, 2)

@@ -35,7 +35,7 @@ from rollbridge.commitlog.control import (
     is_too_scattered,
 )
 from rollbridge.errors import CorruptDataError, TransactionTooLargeError
-from rollbridge.kafka.batches import BatchBuilder
+from rollbridge.kafka.records import BatchBuilder
 from rollbridge.stream.conditions import KEY_BYTES_MAX, Condition, RefusedCondition, Scope, StreamCondition
 from rollbridge.stream.names import TOPIC_NAME_MAX
 

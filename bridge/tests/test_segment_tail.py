@@ -13,8 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from rollbridge.base.effects import AnyEffect, Steps, run
 from rollbridge.base.ids import SegmentId
 from rollbridge.base.sn import DLSN, SN
-from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.fetch import LogDivergedError, Stretch
+from rollbridge.kafka.records import LogRecord
 from rollbridge.kafka.segment_tail import Examined, Read, Seen, SegmentTail, T, sn_of
 from rollbridge.stream.group_offsets import NO_EPOCH
 

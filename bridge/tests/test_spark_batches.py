@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from rollbridge.base.attribution import RECORD_HEADER, pack_record_header, pack_run
 from rollbridge.base.ids import PART_MAX, TransactionId
-from rollbridge.kafka.batches import BatchBuilder, Compression, parse_header, read_records
 from rollbridge.kafka.committed import attributed
+from rollbridge.kafka.records import BatchBuilder, Compression, parse_header, read_records
 
 np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow")
 
-from rollbridge.spark.sink_records import (  # noqa: E402
+from rollbridge.kafka.columns import (  # noqa: E402
     Rows,
     batch_bytes,
     encode_batch,

@@ -19,12 +19,12 @@ from rollbridge.base.attribution import RECORD_HEADER, pack_record_header, unpac
 from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.base.sn import TRANSACTION_ID_HEADER, pack_transaction_id
 from rollbridge.consumer.records import OWN_HEADERS
-from rollbridge.errors import ConfigError, CorruptDataError, InvalidRequestError
-from rollbridge.kafka.batches import BatchBuilder, Compression, read_records, stamp
+from rollbridge.errors import ConfigError, InvalidRequestError
+from rollbridge.kafka.columns import committed_columns, parse
 from rollbridge.kafka.committed import AbortedSpan
-from rollbridge.spark.planning import SegmentPlace
+from rollbridge.kafka.records import BatchBuilder, Compression, read_records, stamp
+from rollbridge.spark.planning import Runs, SegmentPlace
 from rollbridge.spark.settings import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, schema_of
-from rollbridge.spark.source_records import Runs, committed_end, parse
 from rollbridge.spark.source_task import TIMESTAMP_MS_MAX, record_batch
 
 TRANSACTIONAL, LOG_APPEND_TIME = 0x10, 0x08
@@ -97,7 +97,7 @@ def fetches(draw: st.DrawFn) -> Fetch:
 @given(fetches(), st.integers(0, 40))
 def test_columns_are_what_the_records_say(fetch: Fetch, cut: int) -> None:
     wanted = [record for batch in fetch.visible for record in read_records(batch) if record.offset >= fetch.start]
-    records, end = committed_end(
+    records, end = committed_columns(
         fetch.raw + (fetch.batches[0][:cut] if fetch.batches else b""), fetch.start, fetch.aborted
     )
     assert end <= max(fetch.end, fetch.start)
@@ -145,7 +145,7 @@ def test_a_time_that_sparks_type_does_not_hold_is_an_error_that_names_the_record
         builder = BatchBuilder(1 << 20)
         for time in (5, far):
             builder.append(time, b"key", b"value", ())
-        records, _ = committed_end(finished(builder.build(), 40), 40, [])
+        records, _ = committed_columns(finished(builder.build(), 40), 40, [])
         schema = StructType([field for field in schema_of(()) if field.name in names])
         place = SegmentPlace("s/t", "orders", SegmentId.of(0, 0), None, None)
         return record_batch(records, place, names, to_arrow_schema(schema, timezone="UTC"), fail=True)
@@ -157,41 +157,6 @@ def test_a_time_that_sparks_type_does_not_hold_is_an_error_that_names_the_record
     assert columns(latest, "timestamp").column(0).cast(pa.int64()).to_pylist() == [5_000, latest * 1_000]
 
 
-def one_batch() -> bytes:
-    builder = BatchBuilder(1 << 20)
-    for number in range(5):
-        builder.append(number, b"key", b"value" * 50, [("name", b"text")])
-    return finished(builder.build(), 0)
-
-
-def test_a_wrong_checksum_is_found() -> None:
-    raw = bytearray(one_batch())
-    raw[-3] ^= 1
-    with pytest.raises(CorruptDataError, match="checksum"):
-        committed_end(bytes(raw), 0, [])
-
-
-@given(st.integers(61, len(one_batch()) - 1), st.integers(0, 255))
-def test_broken_records_are_an_error_or_other_records_but_nothing_else(place: int, byte: int) -> None:
-    raw = bytearray(one_batch())
-    raw[place] = byte
-    broken = stamp(raw, producer_id=-1, producer_epoch=-1, base_sequence=-1, transactional=False)
-    schema = schema_of([*HEADERS, *TRANSACTION])
-    try:
-        records, _ = committed_end(broken, 0, [])
-        found = record_batch(
-            records,
-            SegmentPlace("s/t", "topic", SegmentId.of(0, 0), None),
-            check_schema(schema),
-            to_arrow_schema(schema, timezone="UTC"),
-            fail=True,
-        )
-        found.validate(full=True)
-    except CorruptDataError:
-        return
-    assert found.num_rows == 5
-
-
 @given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 60)), max_size=8))
 def test_runs_of_records_of_one_length_are_found_as_they_are(runs: list[tuple[int, int]]) -> None:
     builder = BatchBuilder(1 << 20)
@@ -201,7 +166,7 @@ def test_runs_of_records_of_one_length_are_found_as_they_are(runs: list[tuple[in
     if not sizes:
         return
     raw = finished(builder.build(), 7)
-    records, _ = committed_end(raw, 0, [])
+    records, _ = committed_columns(raw, 0, [])
     assert (records.value.end - records.value.start).tolist() == sizes
     assert records.offset.tolist() == list(range(7, 7 + len(sizes)))
 

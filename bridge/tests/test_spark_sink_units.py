@@ -18,7 +18,7 @@ from rollbridge.client.futures import Completion, FrameLimits, PartStream
 from rollbridge.client.results import PartHandle
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError, LocalEnvironmentError, RowRefusedError
-from rollbridge.kafka.batches import Compression, read_records
+from rollbridge.kafka.records import Compression, read_records
 from rollbridge.metadata.client_sessions import CooperativeContent
 from rollbridge.metadata.errors import ZooKeeperDeniedError
 from rollbridge.stream.config import TopicLimits

@@ -16,7 +16,7 @@ from bridge.tests.frame_makers import ORDERS, Frames, history_of, writer_for
 from rollbridge.client.admin import _obeyed
 from rollbridge.client.futures import FrameLimits
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError
-from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder
+from rollbridge.kafka.records import HEADER_BYTES, BatchBuilder
 from rollbridge.metadata.records import TopicNames
 from rollbridge.metadata.requests import WantedStream
 from rollbridge.stream.config import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig, TopicLimits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -17,9 +17,9 @@ from rollbridge.consumer import fetched_ranges
 from rollbridge.consumer.fetched_ranges import Batch, FetchedRange
 from rollbridge.consumer.records import Origin, Record
 from rollbridge.errors import CorruptDataError
-from rollbridge.kafka.batches import HEADER_BYTES, BatchHeader, Compression, _new_builder, parse_header
-from rollbridge.kafka.committed import AbortedSpan, batch_of_one
+from rollbridge.kafka.committed import AbortedSpan
 from rollbridge.kafka.fetch_plan import Fetched
+from rollbridge.kafka.records import HEADER_BYTES, BatchHeader, Compression, batch_of_one, new_builder, parse_header
 from rollbridge.stream.names import PlaceIndex, SegmentPlaces, StreamName
 
 STREAM = SegmentPlaces(StreamName.parse("shop/orders"))
@@ -72,7 +72,7 @@ def batch(
     attributes: int = 0,
 ) -> bytes:
     """A batch of ``size`` offsets of which compaction has left some records, or none."""
-    builder = _new_builder(1 << 20, codec)
+    builder = new_builder(1 << 20, codec)
     for record in records:
         builder.append(record.offset - base, record.timestamp, record.key, record.value, record.headers)
     raw = bytearray(builder.build())
@@ -255,15 +255,24 @@ def test_a_record_that_does_not_parse_stops_the_reader_in_front_of_it(singly: bo
     assert len(found) == len(set(found))
 
 
-@pytest.mark.parametrize("singly", [True, False])
-def test_a_number_outside_of_its_batch_does_not_hide_records_of_others(singly: bool) -> None:
-    wrong = batch(0, [stored(0), stored(7)], 2)
-    stretch = handed_out(wrong, batch(2, [stored(2)], 1), count=3)
-    if singly:
-        with pytest.raises(CorruptDataError, match="is numbered 7, in a batch of offsets 0 to 1"):
+@pytest.mark.parametrize("read", [FetchedRange.records, FetchedRange.batches])
+def test_a_number_outside_of_its_batch_does_not_hide_records_of_others(read: Callable[[FetchedRange], object]) -> None:
+    stretch = handed_out(batch(0, [stored(0), stored(7)], 2), batch(2, [stored(2)], 1), count=3)
+    with pytest.raises(CorruptDataError, match="is numbered 7, in a batch of offsets 0 to 1"):
+        list(read(stretch))  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("taken", range(4))
+def test_a_number_inside_of_a_batch_moves_no_reader(taken: int) -> None:
+    raw = batch(0, [stored(0), stored(1_000), stored(2)], 3), batch(3, [stored(3)], 1)
+    stretch = handed_out(*raw, count=4)
+    found = values(islice(stretch.records(), taken))
+    assert stretch.next == taken
+    if taken in (1, 2):  # it begins within the batch, where each number counts
+        with pytest.raises(CorruptDataError, match="is numbered 1000"):
             list(stretch.records())
-    else:  # as it stands in the log
-        assert [value for one in stretch.batches() for value in one.values()] == [b"0", b"7", b"2"]
+    else:
+        assert found + values(stretch.records()) == [b"0", b"1000", b"2", b"3"]
 
 
 def test_names_that_are_not_utf_8_are_no_hindrance() -> None:

@@ -18,15 +18,13 @@ from rollbridge.doctor.verification import (
     DiscrepancyKind,
     Placed,
     SegmentCheck,
-    SignedBatch,
-    SignedRun,
     VerificationTally,
-    signed_batch,
 )
 from rollbridge.doctor.verify import Plan, Spill, Verifier
-from rollbridge.kafka.batches import BatchBuilder, Compression, parse_header
 from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.committed import SignedBatch, SignedRun, signed_batch
 from rollbridge.kafka.fetch import RawStretch
+from rollbridge.kafka.records import BatchBuilder, Compression, parse_header
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import even_ranges
@@ -291,7 +289,7 @@ def test_runs_end_with_their_batch_or_at_any_header_and_the_rest_is_plain(
     assert (found.pieces, found.plain) == (pieces, plain)
 
 
-def test_plain_batches_are_not_parsed() -> None:
+def test_names_in_values_are_no_headers() -> None:
     assert signed([None] * 5) == SignedBatch(plain=5)
     builder = BatchBuilder(1 << 20)
     builder.append(0, None, b"v", [("rollbridge-cas", b"x")])

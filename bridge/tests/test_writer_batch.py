@@ -16,8 +16,8 @@ from rollbridge.base.ids import SegmentId
 from rollbridge.base.sn import DLSN, SN
 from rollbridge.config import WriterOptions
 from rollbridge.errors import ConfigError, KafkaUnavailableError
-from rollbridge.kafka.batches import read_records
 from rollbridge.kafka.queues import Lane
+from rollbridge.kafka.records import read_records
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import KeyRange, KeySpace, even_ranges
 from rollbridge.stream.routing import StreamView

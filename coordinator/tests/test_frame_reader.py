@@ -14,7 +14,7 @@ from rollbridge.buffer.frames import PieceKey
 from rollbridge.buffer.state import FrameRef
 from rollbridge.commitlog.control import ControlKind, ControlRecord, decode_control
 from rollbridge.errors import ConfigError, CorruptDataError
-from rollbridge.kafka.batches import BatchBuilder, LogRecord, parse_header, read_records
+from rollbridge.kafka.records import BatchBuilder, LogRecord, parse_header, read_records
 from rollbridge.stream.names import GroupName
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core.frame_reader import BATCH_BYTES_MAX, FrameFeed, control_batches, highest_orders

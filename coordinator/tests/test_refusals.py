@@ -8,7 +8,6 @@ from rollbridge.base.effects import AnyEffect
 from rollbridge.buffer.frames import PieceKey
 from rollbridge.buffer.state import FrameRef
 from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailableError, RollbridgeError
-from rollbridge.kafka.batches import BatchBuilder
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
@@ -19,6 +18,7 @@ from rollbridge.kafka.errors import (
     TopicMismatchError,
     TopicNotFoundError,
 )
+from rollbridge.kafka.records import BatchBuilder
 from rollbridge_coordinator.core import effects as fx
 from rollbridge_coordinator.core.frame_reader import FrameFeed
 from rollbridge_coordinator.core.interpreter import refusal

@@ -4,66 +4,25 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from typing import Any, Final
 
-from aiokafka.codec import gzip_encode, lz4_encode, zstd_encode
-
+from bridge.tests.batch_makers import LIES, Lie, forged, record
 from gateway.tests.mutations import captures
-from rollbridge.base.avro import encode_long
-from rollbridge.kafka.batches import crc32c
 from rollbridge_gateway.producer.table import Pair
 from rollbridge_gateway.protocol import wire
 from rollbridge_gateway.protocol.versions import Api
 
-INT_MAX: Final = (1 << 31) - 1
-LONG_MAX: Final = (1 << 63) - 1
-_TAIL: Final = struct.Struct(">hiqqqhii")
-_HEAD: Final = struct.Struct(">qiibI")
 TRANSACTIONAL: Final = 0x10
-_CODECS: Final = {1: gzip_encode, 3: lz4_encode, 4: zstd_encode}
 SMALLEST: Final = bytes((12, 0, 0, 0, 1, 1, 0))
 """A record of seven bytes: neither key nor value, and no headers."""
+_CODECS: Final = (1, 3, 4)
 
 
-def record(
-    number: int,
-    value: bytes = b"v",
-    *,
-    after_ms: int = 0,
-    key: bytes | None = None,
-    size: int | None = None,
-    headers: int = 0,
-    tail: bytes = b"",
-) -> bytes:
-    """A record, so long after its batch's first time, which may claim another size, and more headers than it has."""
-    named = b"\1" if key is None else encode_long(len(key)) + key
-    head = b"".join((b"\0", encode_long(after_ms), encode_long(number), named))
-    body = b"".join((head, encode_long(len(value)), value, encode_long(headers), tail))
-    return encode_long(len(body) if size is None else size) + body
-
-
-def batch(
-    pair: Pair,
-    records: bytes,
-    count: int,
-    *,
-    last: int | None = None,
-    attributes: int = TRANSACTIONAL,
-    codec: int = 0,
-    sequence: int = 1,
-    times: tuple[int, int] = (0, 0),
-    magic: int = 2,
-    length: int | None = None,
-    crc: int | None = None,
-    base_offset: int = 0,
-) -> bytes:
+def batch(pair: Pair, records: bytes, count: int, *, attributes: int = TRANSACTIONAL, **claims: Any) -> bytes:
     """A batch of a transactional producer, right or wrong."""
-    if codec:
-        records = _CODECS[codec](records)
-    delta = max(min((count if last is None else last + 1) - 1, INT_MAX), -INT_MAX)
-    tail = _TAIL.pack(attributes | codec, delta, *times, *pair, sequence, count) + records
-    size = len(tail) + _HEAD.size - 12 if length is None else length
-    return _HEAD.pack(base_offset, size, -1, magic, crc32c(tail) if crc is None else crc) + tail
+    return forged(records, count, pair=pair, attributes=attributes, **{"sequence": 1, **claims})
 
 
 def produce(name: str, topic: str, records: bytes | None, *, partition: int = 0, acks: int = -1) -> bytes:
@@ -76,21 +35,17 @@ def produce(name: str, topic: str, records: bytes | None, *, partition: int = 0,
     return wire.framed(wire.write_request(Api.PRODUCE, 12, 7, "claims", values))
 
 
+def lying(pair: Pair, lie: Lie, codec: int = 0) -> bytes:
+    """A batch of a transactional producer of which one claim is wrong."""
+    claimed: dict[str, Any] = {"pair": pair, "sequence": 1, "codec": codec, **lie.header}
+    attributes = TRANSACTIONAL | claimed.get("attributes", 0)
+    return replace(lie, header=claimed | {"attributes": attributes}).batch(record(0))
+
+
 def batches(pair: Pair) -> Iterator[bytes]:
     """Batches that claim what they do not hold, or that hold far more than their bytes."""
-    one = record(0)
-    for codec in (0, *_CODECS):
-        for count in (INT_MAX, 1 << 24, 9, 2):
-            yield batch(pair, one, count, codec=codec)
-            yield batch(pair, one, 1, last=count - 1, codec=codec)
-        for claim in (INT_MAX, LONG_MAX, -1, -LONG_MAX):
-            yield batch(pair, record(0, size=claim), 1, codec=codec)
-            yield batch(pair, record(0, headers=claim), 1, codec=codec)
-            yield batch(pair, record(0, headers=1, tail=encode_long(claim)), 1, codec=codec)
-            if claim > 0:  # or else there is no value
-                yield batch(pair, record(0, headers=1, tail=b"\2x" + encode_long(claim)), 1, codec=codec)
-            yield batch(pair, b"\2\0\0\0" + encode_long(claim), 1, codec=codec)
-            yield batch(pair, encode_long(8) + b"\0\0\0\1" + encode_long(claim), 1, codec=codec)
+    for codec, lie in product((0, *_CODECS), LIES.values()):
+        yield lying(pair, lie, codec)
     yield batch(pair, bytes(60_000), 1)
     yield batch(pair, record(0, headers=30_000, tail=bytes(59_000)), 1)
     for codec in _CODECS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from rollbridge.kafka.batches import BatchBuilder, stamp
+from rollbridge.kafka.records import BatchBuilder, stamp
 from rollbridge_gateway.protocol import wire
 from rollbridge_gateway.protocol.versions import TABLE, Api, Handling
 

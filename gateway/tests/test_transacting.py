@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from kio.schema.errors import ErrorCode
 
-from rollbridge.kafka.batches import BatchBuilder, stamp
+from rollbridge.kafka.records import BatchBuilder, stamp
 from rollbridge_gateway.producer.procedures import GroupCommit, IdState, OffsetToCommit, Written
 from rollbridge_gateway.producer.table import NOBODY
 from rollbridge_gateway.protocol import wire

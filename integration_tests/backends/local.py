@@ -17,7 +17,7 @@ from integration_tests.clocks import FileClock
 from integration_tests.coordinators import coordinator
 from integration_tests.crashing import CRASH_AT, program
 from integration_tests.defects import WATCH
-from rollbridge.kafka.batches import complete_batches, parse_header
+from rollbridge.kafka.records import FetchedBatches
 from rollbridge_devcluster.cluster import DevCluster
 from rollbridge_devcluster.ephemeral import ProcessCluster
 from rollbridge_devcluster.nodes import ProcessNode
@@ -95,15 +95,15 @@ class LocalCluster(ProcessCluster, AnyCluster):
             if file.suffix in (".index", ".timeindex", ".txnindex", ".snapshot"):
                 file.unlink()
         (log,) = folder.glob("*.log")
-        kept = takewhile(lambda batch: parse_header(batch).base_offset < end, complete_batches(log.read_bytes()))
-        os.truncate(log, sum(map(len, kept)))
+        kept = takewhile(lambda item: item[0].base_offset < end, FetchedBatches(log.read_bytes()))
+        os.truncate(log, sum(header.size for header, _ in kept))
         self.restart(KAFKA)
 
     def log_ends(self, topic: str) -> list[int]:
         """Offsets at which the log can be cut so that no native transaction is left without its marker."""
         (log,) = (self.home / KAFKA / "data" / f"{topic}-0").glob("*.log")
         ends, open_ones = [0], set[int]()
-        for header in map(parse_header, complete_batches(log.read_bytes())):
+        for header, _ in FetchedBatches(log.read_bytes()):
             if header.is_control:
                 open_ones.discard(header.producer_id)
             elif header.is_transactional:

@@ -27,7 +27,7 @@ from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.base.ids import SegmentId
 from rollbridge.errors import RollbridgeError, StreamBusyError, StreamExistsError, StreamNotFoundError, UnavailableError
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.committed import batch_of_one
+from rollbridge.kafka.records import batch_of_one
 from rollbridge.stream.names import StreamName
 from rollbridge_devcluster.nodes import Node
 

@@ -64,7 +64,7 @@ def decode_long(data: bytes | bytearray | memoryview, place: int) -> tuple[int, 
         if byte < 0x80:
             return (found >> 1) ^ -(found & 1), place
         shift += 7
-        if shift > 63:
+        if shift > 56 and (shift > 63 or data[place] > 1):
             raise InvalidRequestError("a number has more than 64 bits")
 
 

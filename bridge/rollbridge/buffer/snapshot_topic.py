@@ -21,11 +21,11 @@ from rollbridge.buffer.snapshots import Choice, SegmentCache, Snapshot, choose, 
 from rollbridge.commitlog.control import ControlKind, peek_kind
 from rollbridge.commitlog.outcomes import EndedIds, ended_key, parse_ended
 from rollbridge.errors import CorruptDataError, NotAuthorizedError, NotFoundError, RollbridgeError
-from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch_plan import FetchError
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.records import LogRecord
 from rollbridge.kafka.topics import PartitionLike
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic

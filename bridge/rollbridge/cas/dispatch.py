@@ -43,7 +43,6 @@ from rollbridge.errors import (
     RollbridgeError,
     TruncatedError,
 )
-from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import (
     AppendRefusedError,
@@ -52,6 +51,7 @@ from rollbridge.kafka.errors import (
     ProducerFencedError,
     TopicNotFoundError,
 )
+from rollbridge.kafka.records import BatchBuilder, Compression
 from rollbridge.kafka.segment_tail import WAIT_MS, LineageTails, T, WaitedTooLongError, answer_of, ask
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.session import ZooKeeperSession

@@ -31,7 +31,7 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from rollbridge.kafka.batches import record_size_max
+from rollbridge.kafka.records import record_size_max
 from rollbridge.kafka.segment_tail import WaitedTooLongError
 from rollbridge.stream.conditions import Condition, Expected, Scope, as_scope, as_sn, place_of
 from rollbridge.stream.names import StreamName

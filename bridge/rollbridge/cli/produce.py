@@ -20,7 +20,7 @@ from rollbridge.cli.common import CliContext, connected, counted, is_terminal
 from rollbridge.client.transaction import Transaction
 from rollbridge.config import ClientOptions
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError, RollbridgeError
-from rollbridge.kafka.batches import Compression
+from rollbridge.kafka.records import Compression
 from rollbridge.stream.conditions import Scope
 from rollbridge.stream.names import check_stream_or_topic
 

@@ -33,8 +33,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
-
 from rollbridge.base.arguments import as_headers
 from rollbridge.base.attribution import (
     HEADER_VALUE,
@@ -69,7 +67,7 @@ from rollbridge.client.futures import (
 from rollbridge.client.results import Piece
 from rollbridge.commitlog.control import CONTROL_RECORD_BYTES_MAX, FRAMES_HARMLESS, is_too_scattered, scattered_reason
 from rollbridge.errors import InvalidRequestError, TransactionTooLargeError
-from rollbridge.kafka.batches import Compression, finished
+from rollbridge.kafka.records import finished, new_builder
 from rollbridge.stream.conditions import StreamCondition
 from rollbridge.stream.config import RECORD_BYTES_MAX_DEFAULT
 from rollbridge.stream.group_offsets import GroupOffsets
@@ -561,7 +559,7 @@ class PartWriter:
                 append_step(part_segment.steps, self.count - part_segment.last)
                 return part_segment
             self._cut(part_segment)
-        builder = DefaultRecordBatchBuilder(2, Compression.NONE, 0, -1, -1, -1, layout.batch_bytes)
+        builder = new_builder(layout.batch_bytes)
         builder.append(0, timestamp_ms, key, value, own)
         if not part_segment.before:
             part_segment.first = self.count

@@ -23,8 +23,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
-
 from rollbridge.base.arguments import checked
 from rollbridge.base.attribution import append_step
 from rollbridge.base.avro import encode_text
@@ -59,6 +57,7 @@ from rollbridge.errors import (
     TransactionRefusedError,
 )
 from rollbridge.kafka.record_limits import AppendRecord, RecordLimits
+from rollbridge.kafka.records import RecordBuilder
 from rollbridge.stream.config import RECORD_BYTES_MAX_DEFAULT, HeaderForm
 from rollbridge.stream.names import GroupName
 from rollbridge.stream.routing import Route
@@ -493,7 +492,7 @@ class PartSegment:
         self.place = place
         self.number = number
         self.append: AppendRecord = no_batch
-        self.builder: DefaultRecordBatchBuilder | None = None
+        self.builder: RecordBuilder | None = None
         self.in_batch = 0
         self.first_in_batch = 0
         self.opened_s = 0.0

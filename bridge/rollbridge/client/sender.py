@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Final, NamedTuple
 
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from kio.schema.errors import ErrorCode
 from kio.schema.produce.v12.response import PartitionProduceResponse
 
@@ -34,10 +33,10 @@ from rollbridge.base.forks import hold
 from rollbridge.base.logs import limited, log_defect
 from rollbridge.errors import BackpressureError, InvalidRequestError, NotAuthorizedError, RollbridgeError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import single_record
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, refusal
 from rollbridge.kafka.queues import PartitionQueue, QueuedBatch
+from rollbridge.kafka.records import RecordBuilder, batch_of_one, new_builder
 from rollbridge.kafka.sender import Sender, SenderLimits
 from rollbridge.stream.names import Partition
 
@@ -109,7 +108,7 @@ class FrameBatch(QueuedBatch):
 
     def __init__(self, opened_s: float) -> None:
         super().__init__(opened_s)
-        self.builder: DefaultRecordBatchBuilder | None = None
+        self.builder: RecordBuilder | None = None
         self.delivered: list[Delivered] = []
         self.attempts = 0
         self.size = 0
@@ -118,7 +117,7 @@ class FrameBatch(QueuedBatch):
     def append(self, key: bytes, value: bytes) -> bool:
         """Append a frame; return False if it does not fit."""
         if self.builder is None:
-            self.builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, BATCH_BYTES)
+            self.builder = new_builder(BATCH_BYTES)
         if self.builder.append(self.count, None, key, value, _NO_HEADERS) is None:
             return False
         self.count += 1
@@ -257,7 +256,7 @@ class FrameSender(Sender[FrameBatch]):
         The sender's thread sends it, while this one continues to write.
         """
         batch = FrameBatch(time.monotonic())
-        batch.data = single_record(key, value, wall_ms())
+        batch.data = batch_of_one(wall_ms(), key, value)
         batch.count = 1
         batch.delivered.append(delivered)
         queue.pending.append(batch)

@@ -43,7 +43,7 @@ from rollbridge.errors import (
     TransactionClosedError,
     UnavailableError,
 )
-from rollbridge.kafka.batches import Compression
+from rollbridge.kafka.records import Compression
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.changes import moved_fault
 from rollbridge.stream.conditions import (

@@ -17,11 +17,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import chain, islice, repeat
+from itertools import chain, repeat
 from operator import attrgetter, length_hint
 from typing import Any, Final, overload
 
-from aiokafka.record.default_records import DefaultRecordBatch
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME
 from confluent_kafka import Message as KafkaMessage
 
@@ -32,20 +31,27 @@ from rollbridge.consumer.records import (
     Origin,
     Preview,
     Record,
-    may_lack_heads,
     message_of,
     record_of,
-    seen_in,
     why_unknown,
 )
 from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError
-from rollbridge.kafka.batches import BatchHeader, LogRecord, RawBatch, uncompressed
-from rollbridge.kafka.committed import BatchStanding, is_plain, iterate_any_records
+from rollbridge.kafka.committed import BatchStanding, may_lack_heads, seen_in
 from rollbridge.kafka.fetch_plan import Fetched
+from rollbridge.kafka.records import (
+    BatchHeader,
+    LogRecord,
+    RawBatch,
+    add_values,
+    is_plain,
+    read_chunks,
+    read_few,
+    read_parsed,
+)
 from rollbridge.stream.names import Partition, StreamName, show_partition
 
 _CHUNK: Final = 128
-"""Records decoded ahead of what is handed out: more would set off a garbage collection each time."""
+"""Records of small batches handed out at a time: more would set off a garbage collection each time."""
 _SMALL: Final = 32
 """Records of a batch up to which it is decoded together with others."""
 _headers, _key, _value = attrgetter("headers"), attrgetter("key"), attrgetter("value")
@@ -53,7 +59,7 @@ BATCH_MAX: Final = 10_000
 """Most records in a :class:`Batch`: a batch of a megabyte in Kafka may hold millions of small ones."""
 
 
-class StoredBatch:
+class RecordContext:
     """Common context of the records of one batch, or of small consecutive ones; ``header`` is that of the first."""
 
     __slots__ = ("_begins", "_compacted", "_doubtful", "_heads", "_run", "header", "origin", "place")
@@ -178,7 +184,7 @@ class StoredRecord(Record):
     def _source(self) -> tuple[TransactionId, int] | tuple[None, None]:
         value = own_header(self[2].headers)
         if value is None:
-            batch: StoredBatch = self[3]
+            batch: RecordContext = self[3]
             return batch.find(self.offset)
         transaction, sequences = _run_of(value)
         return (TransactionId.from_bytes(transaction), sequences[0]) if sequences else (None, None)
@@ -275,8 +281,9 @@ class FetchedRange:
         if self._chunk:
             left = length_hint(self._rest)
             if left:
-                offset: int = self._chunk[-left].offset
-                return max(self._behind, offset)
+                last: int = self._chunk[-1].offset
+                has_gap = last - self._chunk[0].offset >= len(self._chunk)
+                return max(self._behind, min(self._chunk[-left].offset, last) if has_gap else last + 1 - left)
             self._behind, self._chunk = self._chunk[-1].offset + 1, []
         return self._behind
 
@@ -308,7 +315,7 @@ class FetchedRange:
             yield self._hand_out(some.records, some.shared)
         self.is_exhausted = True
 
-    def _hand_out(self, chunk: list[Any], shared: StoredBatch | None) -> Iterator[StoredRecord]:
+    def _hand_out(self, chunk: list[Any], shared: RecordContext | None) -> Iterator[StoredRecord]:
         self._chunk, self._rest = chunk, iter(chunk)
         fields = zip(map(_key, chunk), map(_value, chunk), self._rest, repeat(shared), strict=False)
         return map(StoredRecord, fields)
@@ -360,52 +367,31 @@ class FetchedRange:
 
     def _find_last(self) -> int:
         """Return the last offset that is to be handed out, or the one before the first."""
-        for _, batch in reversed(list(self._batches())):
-            found = [item.offset for item in iterate_any_records(batch) if self.next <= item.offset < self.end]
+        for header, batch in reversed(list(self._batches())):
+            found = [item.offset for item in read_parsed(batch, header) if self.next <= item.offset < self.end]
             if found:
                 return max(found)
         return self.next - 1
 
     def _chunks(self, header: BatchHeader, batch: RawBatch) -> Iterator[Iterator[StoredRecord]]:
         """Yield iterators over some records of a batch each."""
-        base, last = header.base_offset, header.base_offset + header.last_offset_delta
-        low, high = max(self.next, base), min(self.end, last + 1)
-        shared = StoredBatch(self._origin, self._place, header, batch)
-        plain = uncompressed(header, batch)
-        for parse in _PARSERS:
-            try:
-                left = chain(parse(plain))
-                while chunk := list(islice(left, _CHUNK)):
-                    if any(map(_headers, chunk)):
-                        for record in chunk:
-                            shared.note(record.offset, record.headers, last)
-                    if not low <= chunk[0].offset <= chunk[-1].offset < high:
-                        chunk = [record for record in chunk if low <= self._checked(record.offset, base, last) < high]
-                    if chunk:
-                        yield self._hand_out(chunk, shared)
-                        low = self.next
-                return
-            except UnicodeDecodeError:
-                low = max(self.next, base)
-            except CorruptDataError:
-                raise
-            except Exception as exc:  # the compiled reader lets errors of any class through
-                raise CorruptDataError(
-                    f"a record of {show_partition(self._place)}, at offset {self.next} or behind, does not parse: {exc}"
-                ) from exc
-
-    def _checked(self, offset: int, base: int, last: int) -> int:
-        if not base <= offset <= last:
-            raise CorruptDataError(
-                f"a record of {show_partition(self._place)} is numbered {offset}, in a batch of offsets {base} to "
-                f"{last}"
-            )
-        return offset
-
-
-_Parser = Callable[[RawBatch], Iterable[Any]]
-_PARSERS: Final[tuple[_Parser, ...]] = (DefaultRecordBatch, iterate_any_records)
-"""Compiled, and for names of headers that are not UTF-8."""
+        last = header.base_offset + header.last_offset_delta
+        low, high = max(self.next, header.base_offset), min(self.end, last + 1)
+        shared = RecordContext(self._origin, self._place, header, batch)
+        try:
+            is_whole = low == header.base_offset and high == last + 1
+            for chunk in read_chunks(batch, header, by_ends=is_whole):
+                if any(map(_headers, chunk)):
+                    for record in chunk:
+                        shared.note(record.offset, record.headers, last)
+                if not low <= chunk[0].offset <= chunk[-1].offset < high:
+                    chunk = [record for record in chunk if low <= record.offset < high]
+                if chunk:
+                    yield self._hand_out(chunk, shared)
+                    low = self.next
+        except CorruptDataError as fault:
+            place = show_partition(self._place)
+            raise CorruptDataError(f"{place}, at offset {self.next} or behind: {fault}") from fault
 
 
 class _Small:
@@ -417,7 +403,7 @@ class _Small:
         self._origin = origin
         self._place = place
         self.records: list[Any] = []
-        self.shared: StoredBatch | None = None
+        self.shared: RecordContext | None = None
 
     def add(self, header: BatchHeader, batch: RawBatch) -> bool:
         """Add a batch; return False, adding nothing, if it differs from the others or needs decoding by record."""
@@ -425,22 +411,19 @@ class _Small:
             return False
         shared = self.shared
         if shared is None:
-            shared = self.shared = StoredBatch(self._origin, self._place, header)
+            shared = self.shared = RecordContext(self._origin, self._place, header)
         elif (
             shared.header.partition_leader_epoch != header.partition_leader_epoch
             or shared.header.attributes != header.attributes
         ):
             return False
-        try:
-            found = list(DefaultRecordBatch(uncompressed(header, batch) if header.compression else batch))
-        except Exception:  # what is wrong with it is said when it is read by itself
+        found = read_few(batch, header, by_ends=True)
+        if found is None:  # what is wrong with it is said when it is read by itself
             return False
         last = header.base_offset + header.last_offset_delta
         for record in found:
             if record.headers:
                 shared.note(record.offset, record.headers, last)
-        if not header.base_offset <= found[0].offset <= found[-1].offset <= last:
-            return False
         self.records += found
         return True
 
@@ -460,12 +443,9 @@ class _Whole:
         if header.record_count > BATCH_MAX:
             return False
         before = len(self.keys)
-        add_key, add_value = self.keys.append, self.values.append
         try:
-            for record in DefaultRecordBatch(uncompressed(header, batch) if header.compression else batch):
-                add_key(record.key)
-                add_value(record.value)
-        except Exception:  # whatever is wrong with it is said when its records are taken one by one
+            add_values(batch, header, self.keys, self.values)
+        except CorruptDataError:  # whatever is wrong with it is said when its records are taken one by one
             del self.keys[before:], self.values[before:]
             return False
         if not before:

@@ -38,7 +38,6 @@ from rollbridge.errors import (
     NotFoundError,
     TruncatedError,
 )
-from rollbridge.kafka.batches import LogRecord, read_records, validate_frame
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.committed import attributed
 from rollbridge.kafka.fetch import LogDivergedError
@@ -46,6 +45,7 @@ from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.records import LogRecord, read_records, validate_frame
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.names import Partition
 

@@ -12,8 +12,6 @@ import os
 import threading
 from bisect import bisect_right
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
@@ -25,11 +23,11 @@ from rollbridge.base.forks import hold, is_gone
 from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.base.sn import DLSN, SN, TRANSACTION_ID_HEADER, unpack_transaction_id
 from rollbridge.errors import CorruptDataError, InvalidRequestError, NotFoundError, TruncatedError
-from rollbridge.kafka.batches import BatchHeader, LogRecord, complete_batches, parse_header
 from rollbridge.kafka.clients import UNREADABLE, get_headers
-from rollbridge.kafka.committed import is_plain, iterate_any_records
+from rollbridge.kafka.committed import FetchedHeads, seen_in
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.records import LogRecord, is_plain
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.names import Partition, PlaceIndex, SegmentPlaces, StreamName, show_partition
 
@@ -61,21 +59,6 @@ NUMBERS_MAX: Final = 1_000_000
 """The same for single numbers of runs with gaps: a stranger's header may have a million."""
 _FETCH_BYTES: Final = 256 * 1024
 _NEVER: Final = 1 << 63
-
-
-@dataclass(frozen=True, slots=True)
-class FetchedHeads:
-    """Records of a partition of which all are known, fetched from a broker.
-
-    Attributes:
-        offsets: Where they lie.
-        heads: Offset and header of each head, and the end of its batch, where its run ends at the latest.
-        doubtful: Records of which compaction may have taken the head.
-    """
-
-    offsets: range
-    heads: Sequence[tuple[int, bytes, int]]
-    doubtful: frozenset[int] = frozenset()
 
 
 class Writers:
@@ -222,45 +205,6 @@ class _Runs:
             return None
         run, sequences = self._runs[at]
         return (run.transaction, sequences[offset - self._begins[at]]) if offset < self._ends[at] else None
-
-
-def seen_in(raw: bytes | memoryview, offset: int) -> FetchedHeads:
-    """Return what a broker's answer for an offset tells.
-
-    In a batch of a native transaction, as leaders write them, a record behind a gap may be one whose head is gone. A
-    leader's batch begins with a head, so one that begins with another record is none.
-    """
-    heads: list[tuple[int, bytes, int]] = []
-    doubtful: set[int] = set()
-    begin: int | None = None
-    end = offset
-    for batch in complete_batches(raw):
-        header = parse_header(batch)
-        begin = header.base_offset if begin is None else begin
-        end = header.base_offset + header.last_offset_delta + 1
-        if header.is_control:
-            continue
-        next_offset = run_end = header.base_offset
-        may_be_leaders, has_gap = may_lack_heads(header), False
-        for record in iterate_any_records(batch):
-            has_gap |= record.offset != next_offset
-            next_offset = record.offset + 1
-            value = own_header(record.headers)
-            if value is not None:
-                heads.append((record.offset, value, end))
-                run_end = record.offset
-                with suppress(InvalidRequestError):
-                    run_end += unpack_run(value).records
-            elif record.offset == header.base_offset:
-                may_be_leaders = False
-            elif has_gap and may_be_leaders and record.offset >= run_end:
-                doubtful.add(record.offset)
-    return FetchedHeads(range(offset if begin is None else begin, end), heads, frozenset(doubtful))
-
-
-def may_lack_heads(header: BatchHeader) -> bool:
-    """Return whether compaction may have taken heads out of a batch, and left records of their runs."""
-    return header.is_transactional and header.is_compacted
 
 
 def why_unknown(place: Partition, offset: int) -> str:

@@ -37,13 +37,13 @@ from rollbridge.errors import (
     TruncatedError,
     UnavailableError,
 )
-from rollbridge.kafka.batches import BatchHeader, LogRecord, check_crc
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.committed import BatchStanding, attributed, iterate_any_records, judged_batches
+from rollbridge.kafka.committed import BatchStanding, attributed, judge
 from rollbridge.kafka.fetch import LogDivergedError, LogReader
 from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
+from rollbridge.kafka.records import BatchHeader, FetchedBatches, LogRecord, check_crc, read_records
 from rollbridge.stream.names import GroupName, Partition, SegmentPlaces, StreamName, show_partition
 from rollbridge.stream.positions import Latest, LogPosition, Since, parse_log_start
 
@@ -366,7 +366,7 @@ class Segments:
             ) from fault
         if raw.start > cursor.fetched:
             raise TruncatedError(f"topic {topic} has lost records that were still to be read: it begins at {raw.start}")
-        for header, batch, standing in judged_batches(raw.batches, raw.aborted):
+        for header, batch, standing in judge(FetchedBatches(raw.batches), raw.aborted):
             check_crc(header, batch)
             if standing is BatchStanding.COMMITTED:
                 cursor.batches.append((header, batch))
@@ -413,7 +413,7 @@ class _Cursor:
             header, batch = self.batches.popleft()
             self.timestamp_kind = TIMESTAMP_LOG_APPEND_TIME if header.is_append_time else TIMESTAMP_CREATE_TIME
             self.epoch = header.partition_leader_epoch
-            self._open = attributed(iterate_any_records(batch))
+            self._open = attributed(read_records(batch, header))
         record = self.parsed.popleft()
         self.next = record.offset + 1
         return record

@@ -32,14 +32,13 @@ from rollbridge.doctor.verification import (
     Placed,
     SegmentCheck,
     VerificationTally,
-    signed_batch,
 )
 from rollbridge.errors import CorruptDataError, NotFoundError
-from rollbridge.kafka.batches import check_crc, complete_batches, parse_header
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.committed import BatchStanding, judge
+from rollbridge.kafka.committed import BatchStanding, judge, signed_batch
 from rollbridge.kafka.fetch import RawStretch
 from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.records import FetchedBatches, check_crc
 from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
@@ -317,8 +316,7 @@ class Verifier:
     ) -> int:
         """Check the batches of one answer from an offset on; return the offset behind them."""
         findings = self._found.findings
-        batches = [(parse_header(batch), batch) for batch in complete_batches(raw.batches)]
-        for header, batch, standing in judge(batches, raw.aborted):
+        for header, batch, standing in judge(FetchedBatches(raw.batches), raw.aborted):
             base, behind = header.base_offset, header.base_offset + header.last_offset_delta + 1
             if base >= end:
                 return end

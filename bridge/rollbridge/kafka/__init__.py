@@ -4,7 +4,8 @@
 - Native transactions: ``appender`` (the API and its state tables) on ``transactions`` and ``dispatch`` (requests to
   leaders), and ``groups`` (group coordinator).
 - Cluster: ``connection`` (one socket), ``metadata`` (leaders, coordinators, the pool), ``offsets`` (of partitions).
-- Record batches as values: ``batches``, and ``committed`` for what a ``read_committed`` reader sees of them.
+- Record batches: ``records``, the one codec, ``columns``, the same with NumPy, and ``committed`` for what a
+  ``read_committed`` reader sees of them and who wrote it.
 - Reading: ``fetch`` (one request), ``follower`` (partitions as they grow, or up to an end) with its ``fetch_plan``.
 - Topics: ``topics`` and ``seal``.
 - librdkafka: ``clients`` for its settings. Its errors, and all others, are in ``errors``.

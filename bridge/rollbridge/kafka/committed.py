@@ -1,14 +1,11 @@
-"""The ``read_committed`` view of a stretch of log: the records of batches that were not aborted. No I/O.
+"""The ``read_committed`` view of a stretch of log, and which transactions wrote its records. No I/O.
 
 A broker answers a fetch with whole batches, markers included, up to the last stable offset, and with a list of the
 aborted transactions among them; the client filters these out.
 
-Any client may write header names that are not UTF-8. They are read, and written again, byte for byte: a text holds a
-surrogate in place of each byte that does not decode (:pep:`383`), so such a name never equals one of ours. aiokafka's
-reader and builder refuse these names; the code here is slower, and used for such batches only.
+A header begins a run of records of one transaction, which ends with its batch; see :mod:`rollbridge.base.attribution`.
 
-Source: KIP-98, "Consumer: Reading transactional messages", as in Kafka's ``Fetcher``; Kafka's documentation, "Record
-Batch" and "Record".
+Source: KIP-98, "Consumer: Reading transactional messages", as in Kafka's ``Fetcher``.
 """
 
 from __future__ import annotations
@@ -16,50 +13,33 @@ from __future__ import annotations
 import struct
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
+from operator import attrgetter
 from typing import Final, NamedTuple
 
-from rollbridge.base.attribution import HEADER_VALUE, HEADER_VALUE_BYTES, RECORD_HEADER, own_header, unpack_run
-from rollbridge.base.avro import decode_long, encode_long
+from rollbridge.base.attribution import (
+    HEADER_VALUE,
+    HEADER_VALUE_BYTES,
+    RECORD_HEADER,
+    Attribution,
+    own_header,
+    unpack_run,
+)
+from rollbridge.base.sn import OPERATION_HEADER
 from rollbridge.errors import CorruptDataError, InvalidRequestError
-from rollbridge.kafka.batches import (
-    DECOMPRESSED_BYTES_MAX,
-    HEADER_BYTES,
+from rollbridge.kafka.records import (
     BatchHeader,
-    Compression,
-    Headers,
+    FetchedBatches,
     LogRecord,
     RawBatch,
-    complete_batches,
-    framed,
-    parse_header,
+    read_chunks,
+    read_parsed,
     read_records,
-    uncompressed,
 )
 
-# Records with header names that are not UTF-8.
-
-_HOW: Final = "surrogateescape"
-_NONE: Final = -1
-
-
-def iterate_any_records(batch: RawBatch, *, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[LogRecord]:
-    """Iterate over the records of a complete batch, of which a megabyte can hold millions.
-
-    Raises:
-        CorruptDataError: While iterating: a record does not parse, or the records exceed ``limit_bytes``.
-    """
-    given = 0
-    try:
-        for record in read_records(batch, limit_bytes=limit_bytes):
-            yield record
-            given += 1
-        return
-    except CorruptDataError as fault:
-        if not isinstance(fault.__cause__, UnicodeDecodeError):
-            raise
-    yield from islice(_parse(batch, limit_bytes), given, None)
+# Who wrote the records of a batch.
 
 
 def attributed(records: Iterable[LogRecord]) -> Iterator[LogRecord]:
@@ -99,64 +79,137 @@ def _shortened(record: LogRecord, value: bytes) -> LogRecord:
     return record._replace(headers=[short if item == own else item for item in record.headers])
 
 
-def is_plain(headers: Headers) -> bool:
-    """Return whether all header names encode as UTF-8, as :class:`BatchBuilder` requires."""
-    try:
-        "".join(name for name, _ in headers).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+@dataclass(frozen=True, slots=True)
+class FetchedHeads:
+    """Records of a partition of which all are known, fetched from a broker.
+
+    Attributes:
+        offsets: Where they lie.
+        heads: Offset and header of each head, and the end of its batch, where its run ends at the latest.
+        doubtful: Records of which compaction may have taken the head.
+    """
+
+    offsets: range
+    heads: Sequence[tuple[int, bytes, int]]
+    doubtful: frozenset[int] = frozenset()
 
 
-def batch_of_one(timestamp: int, key: bytes | None, value: bytes | None, headers: Headers) -> bytes:
-    """Return an uncompressed batch of one record, whatever its header names; ``timestamp`` in ms since 1970."""
-    parts = [b"\0\0\0", _sized(key), _sized(value), encode_long(len(headers))]  # attributes, both deltas
-    for name, content in headers:
-        parts += [_sized(name.encode("utf-8", _HOW)), _sized(content)]
-    record = _sized(b"".join(parts))
-    return framed(record, codec=Compression.NONE, count=1, base_timestamp=timestamp, max_timestamp=timestamp)
+def seen_in(raw: bytes | memoryview, offset: int) -> FetchedHeads:
+    """Return what a broker's answer for an offset tells.
+
+    In a batch of a native transaction, as leaders write them, a record behind a gap may be one whose head is gone. A
+    leader's batch begins with a head, so one that begins with another record is none.
+    """
+    heads: list[tuple[int, bytes, int]] = []
+    doubtful: set[int] = set()
+    begin: int | None = None
+    end = offset
+    for header, batch in FetchedBatches(raw):
+        begin = header.base_offset if begin is None else begin
+        end = header.base_offset + header.last_offset_delta + 1
+        if header.is_control:
+            continue
+        next_offset = run_end = header.base_offset
+        may_be_leaders, has_gap = may_lack_heads(header), False
+        for record in read_parsed(batch, header):
+            has_gap |= record.offset != next_offset
+            next_offset = record.offset + 1
+            value = own_header(record.headers)
+            if value is not None:
+                heads.append((record.offset, value, end))
+                run_end = record.offset
+                with suppress(InvalidRequestError):
+                    run_end += unpack_run(value).records
+            elif record.offset == header.base_offset:
+                may_be_leaders = False
+            elif has_gap and may_be_leaders and record.offset >= run_end:
+                doubtful.add(record.offset)
+    return FetchedHeads(range(offset if begin is None else begin, end), heads, frozenset(doubtful))
 
 
-def _parse(batch: RawBatch, limit_bytes: int = DECOMPRESSED_BYTES_MAX) -> Iterator[LogRecord]:
-    header = parse_header(batch)
-    data = bytes(memoryview(uncompressed(header, batch, limit_bytes=limit_bytes))[HEADER_BYTES:])
-    place = 0
-    try:
-        for _ in range(header.record_count):
-            length, place = decode_long(data, place)
-            end = place + length
-            moment, place = decode_long(data, place + 1)  # behind the attributes
-            delta, place = decode_long(data, place)
-            key, place = _taken(data, place, end)
-            value, place = _taken(data, place, end)
-            count, place = decode_long(data, place)
-            headers: list[tuple[str, bytes | None]] = []
-            for _ in range(count):
-                name, place = _taken(data, place, end)
-                content, place = _taken(data, place, end)
-                headers.append(((name or b"").decode("utf-8", _HOW), content))
-            if place != end:
-                raise CorruptDataError(f"a record of {length} bytes ends at byte {place - end + length}")
-            timestamp = header.max_timestamp if header.is_append_time else header.base_timestamp + moment
-            yield LogRecord(header.base_offset + delta, timestamp, key, value, headers)
-    except IndexError:
-        raise CorruptDataError(f"a batch of {header.record_count} records ends within one") from None
-    except InvalidRequestError as fault:
-        raise CorruptDataError(f"a record does not parse: {fault}") from None
+def may_lack_heads(header: BatchHeader) -> bool:
+    """Return whether compaction may have taken heads out of a batch, and left records of their runs."""
+    return header.is_transactional and header.is_compacted
 
 
-def _taken(data: bytes, place: int, end: int) -> tuple[bytes | None, int]:
-    """Read bytes behind their length; return them (None for -1) and the next place."""
-    size, place = decode_long(data, place)
-    if size == _NONE:
-        return None, place
-    if not 0 <= size <= end - place:
-        raise CorruptDataError(f"a record holds {size} bytes where {end - place} are left")
-    return data[place : place + size], place + size
+class SignedRun(NamedTuple):
+    """Consecutive records of a segment that name one part of a transaction.
+
+    ``first`` and ``last`` are the local sequence numbers of the first and the last of them.
+    """
+
+    base: int
+    records: int
+    transaction: bytes
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, base: int, run: Attribution, records: int) -> SignedRun:
+        """Return the first records of a run."""
+        if records == run.records:
+            last = run.first + (sum(run.steps) if run.steps else records - 1)
+        else:
+            last = run.sequences()[records - 1]
+        return cls(base, records, run.transaction, run.first, last)
 
 
-def _sized(content: bytes | None) -> bytes:
-    return encode_long(_NONE) if content is None else encode_long(len(content)) + content
+_headers = attrgetter("headers")
+
+
+@dataclass(slots=True)
+class SignedBatch:
+    """Records of a batch: those that name a transaction, in order, and the number of others."""
+
+    pieces: list[SignedRun] = field(default_factory=list)
+    plain: int = 0
+    conditional: int = 0
+
+
+def signed_batch(header: BatchHeader, batch: RawBatch) -> SignedBatch:
+    """Attribute a complete batch's records to transactions by run headers; a gap ends a run.
+
+    Raises:
+        CorruptDataError: The batch or a record is not what it claims to be.
+    """
+    found = SignedBatch()
+    run: Attribution | None = None
+    begin = taken = unsigned = 0
+    for chunk in read_chunks(batch, header):
+        first, count = chunk[0].offset, len(chunk)
+        if not any(map(_headers, chunk)) and chunk[-1].offset - first == count - 1:
+            more = min(count, run.records - taken) if run is not None and first == begin + taken else 0
+            taken += more
+            unsigned += count - more
+            continue
+        for record in chunk:
+            value, is_conditional = None, False
+            for name, content in record.headers:
+                if name == RECORD_HEADER and content is not None:
+                    value = content
+                    break
+                is_conditional |= name == OPERATION_HEADER
+            if value is None:
+                if run is not None and record.offset == begin + taken and taken < run.records:
+                    taken += 1
+                else:
+                    unsigned += 1
+                    found.conditional += is_conditional
+                continue
+            if run is not None:
+                found.pieces.append(SignedRun.of(begin, run, taken))
+            try:
+                begin, run, taken = record.offset, unpack_run(value), 1
+            except InvalidRequestError:  # a plain writer used the name for something else
+                run = None
+                unsigned += 1
+    if run is not None:
+        found.pieces.append(SignedRun.of(begin, run, taken))
+    found.plain = unsigned - found.conditional
+    return found
+
+
+# What was committed.
 
 
 _CONTROL_KEY: Final = struct.Struct(">hh")
@@ -199,9 +252,9 @@ def committed_records(raw: bytes, start: int, aborted: Iterable[AbortedSpan]) ->
     """
     records: list[LogRecord] = []
     end, aborted_batches, epoch = start, 0, -1
-    for header, batch, standing in judged_batches(raw, aborted):
+    for header, batch, standing in judge(FetchedBatches(raw), aborted):
         if standing is BatchStanding.COMMITTED:
-            found = attributed(iterate_any_records(batch))
+            found = attributed(read_records(batch, header))
             records.extend(record for record in found if record.offset >= start)
         aborted_batches += standing is BatchStanding.ABORTED
         end = max(end, header.base_offset + header.last_offset_delta + 1)
@@ -217,44 +270,34 @@ class BatchStanding(Enum):
     MARKER = "marker"
 
 
-def judged_batches(
-    raw: bytes | memoryview, aborted: Iterable[AbortedSpan]
-) -> Iterator[tuple[BatchHeader, memoryview, BatchStanding]]:
-    """Iterate over the batches of a stretch of log, in order, with the standing of each.
-
-    Args:
-        raw: Consecutive batches; a last one that is cut short is left out.
-        aborted: Aborted transactions that reach into the stretch.
-
-    Raises:
-        CorruptDataError: While iterating: ``raw`` is not a sequence of batches.
-    """
-    return judge(((parse_header(batch), batch) for batch in complete_batches(raw)), aborted)
-
-
 def judge(
     batches: Iterable[tuple[BatchHeader, memoryview]], aborted: Iterable[AbortedSpan]
 ) -> Iterator[tuple[BatchHeader, memoryview, BatchStanding]]:
-    """Iterate over batches already split, with the standing of each; see :func:`judged_batches`."""
+    """Iterate over batches of a stretch of log, in order, with the standing of each.
+
+    Args:
+        batches: Such as :class:`FetchedBatches`.
+        aborted: Aborted transactions that reach into the stretch.
+
+    Raises:
+        CorruptDataError: While iterating: a batch or a marker is not what it claims to be.
+    """
     spans = deque(sorted(aborted, key=lambda span: span.first_offset))
     gone: set[int] = set()
     for header, batch in batches:
         while spans and spans[0].first_offset <= header.base_offset + header.last_offset_delta:
             gone.add(spans.popleft().producer_id)
         if header.is_control:
-            if _is_abort(batch):
+            if _is_abort(header, batch):
                 gone.discard(header.producer_id)
             yield header, batch, BatchStanding.MARKER
         else:
-            yield header, batch, BatchStanding.ABORTED if _is_gone(header, gone) else BatchStanding.COMMITTED
+            is_gone = gone and header.is_transactional and header.producer_id in gone
+            yield header, batch, BatchStanding.ABORTED if is_gone else BatchStanding.COMMITTED
 
 
-def _is_gone(header: BatchHeader, gone: set[int]) -> bool:
-    return header.is_transactional and header.producer_id in gone
-
-
-def _is_abort(batch: memoryview) -> bool:
-    for record in read_records(batch):
+def _is_abort(header: BatchHeader, batch: memoryview) -> bool:
+    for record in read_parsed(batch, header):
         if record.key is None or len(record.key) < _CONTROL_KEY.size:
             raise CorruptDataError("a control batch holds a record without a control key")
         return bool(_CONTROL_KEY.unpack_from(record.key)[1] == _ABORT)

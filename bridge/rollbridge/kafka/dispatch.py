@@ -34,12 +34,12 @@ from rollbridge.base.deadlines import Backoff, Deadline
 from rollbridge.base.logs import limited
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import HEADER_BYTES, RawBatch, stamped_header
 from rollbridge.kafka.connection import Buffer, Connection
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError
 from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
 from rollbridge.kafka.offsets import LATEST, offsets_request
 from rollbridge.kafka.queues import P, PartitionQueue
+from rollbridge.kafka.records import HEADER_BYTES, RawBatch, stamped_header
 from rollbridge.stream.group_offsets import NO_EPOCH
 from rollbridge.stream.names import Partition
 

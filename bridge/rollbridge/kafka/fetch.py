@@ -26,11 +26,11 @@ from kio.schema.fetch.v12.response import PartitionData
 from rollbridge.base.avro import encode_unsigned
 from rollbridge.base.deadlines import Deadline
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError
-from rollbridge.kafka.batches import LogRecord
 from rollbridge.kafka.committed import AbortedSpan, committed_records
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, Isolation
 from rollbridge.kafka.offsets import ask_first_offset, read_end_offset, read_patiently
+from rollbridge.kafka.records import LogRecord
 from rollbridge.stream.group_offsets import NO_EPOCH
 
 logger = logging.getLogger(__name__)

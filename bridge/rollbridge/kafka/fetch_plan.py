@@ -22,11 +22,11 @@ from rollbridge.base.deadlines import Backoff
 from rollbridge.base.logs import limited
 from rollbridge.errors import CorruptDataError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import BatchHeader, FetchedBatches, LogRecord
-from rollbridge.kafka.committed import AbortedSpan, BatchStanding, iterate_any_records, judge
+from rollbridge.kafka.committed import AbortedSpan, BatchStanding, judge
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.fetch import LogDivergedError, Wanted
 from rollbridge.kafka.metadata import NodeId
+from rollbridge.kafka.records import BatchHeader, FetchedBatches, LogRecord, read_records
 from rollbridge.stream.group_offsets import NO_EPOCH
 from rollbridge.stream.names import Partition
 
@@ -74,9 +74,9 @@ class Fetched(NamedTuple):
             CorruptDataError: While iterating: a batch does not decompress, or does not parse.
         """
         start = self.start
-        for _, batch, standing in self.judged():
+        for header, batch, standing in self.judged():
             if standing is BatchStanding.COMMITTED:
-                for record in iterate_any_records(batch):
+                for record in read_records(batch, header):
                     if record.offset >= start:
                         yield record
 

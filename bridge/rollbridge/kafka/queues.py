@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Final, Generic, TypeVar
 
-from rollbridge.kafka.batches import RawBatch
+from rollbridge.kafka.records import RawBatch
 from rollbridge.stream.names import Partition
 
 SEQUENCE_MAX: Final = (1 << 31) - 1

@@ -10,10 +10,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
-
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError
-from rollbridge.kafka.batches import Headers
+from rollbridge.kafka.records import Headers, RecordBuilder, record_size
 from rollbridge.stream.config import KEYLESS, TopicLimits
 
 AppendRecord = Callable[..., object]
@@ -73,7 +71,7 @@ class RecordLimits:
         """
         if key is None and self.needs_key:
             raise InvalidRequestError(f"{KEYLESS} such as {self.topic}; it was not written, {self._author} is usable")
-        size: int = DefaultRecordBatchBuilder.size_of(key, value, headers)
+        size = record_size(key, value, headers)
         if size > self.record_bytes_max:
             raise RecordTooLargeError(
                 f"a record of {size} bytes (key, value and headers, rollbridge's included) exceeds the limit of "
@@ -89,7 +87,7 @@ class RecordLimits:
         if fault is not None:
             raise InvalidRequestError(f"{fault}: {self.topic}; the record was not written, {self._author} is usable")
 
-    def append_of(self, builder: DefaultRecordBatchBuilder) -> AppendRecord:
+    def append_of(self, builder: RecordBuilder) -> AppendRecord:
         """Return the ``append`` of a batch, which checks only what :meth:`check` cannot have checked at its begin."""
         append: AppendRecord = builder.append
         if self.batch_bytes > self.record_bytes_max:
@@ -103,7 +101,7 @@ def _measured(append: AppendRecord, limit_bytes: int) -> AppendRecord:
     def appended(
         offset: int, timestamp: int | None, key: bytes | None, value: bytes | None, headers: Headers
     ) -> object:
-        if DefaultRecordBatchBuilder.size_of(key, value, headers) > limit_bytes:
+        if record_size(key, value, headers) > limit_bytes:
             return None
         return append(offset, timestamp, key, value, headers)
 

@@ -36,10 +36,10 @@ from rollbridge.base.sn import (
     unpack_transaction_id,
 )
 from rollbridge.errors import InvalidRequestError, TruncatedError
-from rollbridge.kafka.batches import LogRecord, complete_batches, parse_header
 from rollbridge.kafka.errors import TopicNotFoundError
 from rollbridge.kafka.fetch import LogDivergedError, LogReader, Stretch
 from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.records import FetchedBatches, LogRecord
 from rollbridge.stream.conditions import place_of
 from rollbridge.stream.group_offsets import NO_EPOCH
 from rollbridge.stream.names import Partition, is_segment_topic, show_partition
@@ -142,8 +142,7 @@ def _is_missing(need: Missing, reader: LogReader) -> bool:
         if raw.start > place:
             return True
         before = place
-        for batch in complete_batches(raw.batches):
-            header = parse_header(batch)
+        for header, _ in FetchedBatches(raw.batches):
             if header.base_offset > place or header.record_count != header.last_offset_delta + 1:
                 return True
             place = max(place, header.base_offset + header.last_offset_delta + 1)

@@ -38,7 +38,6 @@ from rollbridge.base.deadlines import Backoff, Deadline, Patience
 from rollbridge.base.errors import PortableError
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import HEADER_BYTES, BatchBuilder, RawBatch, check_data, stamped_header
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.describe import DescribeTransactionsResponse, TransactionState
 from rollbridge.kafka.dispatch import (
@@ -54,6 +53,7 @@ from rollbridge.kafka.dispatch import (
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError
 from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, NodeId
 from rollbridge.kafka.queues import Lane, PartitionQueue, QueuedBatch
+from rollbridge.kafka.records import HEADER_BYTES, BatchBuilder, RawBatch, check_data, stamped_header
 from rollbridge.stream.names import Partition
 
 # Session of one native transaction: its sequence numbers, its connections, and the sending of its batches.

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import Any, Final, Self
 
 from pyspark.sql.datasource import InputPartition
 
@@ -49,9 +49,6 @@ from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.positions import LogPosition, ReadPosition
 from rollbridge.stream.reading import ReadingPlan
 from rollbridge.stream.truncation import consistent, frontier
-
-if TYPE_CHECKING:
-    from rollbridge.spark.source_records import Runs
 
 Front = Mapping[SegmentId, int]
 
@@ -448,6 +445,18 @@ def _foreign(found: Json, name: str) -> InvalidRequestError:
 
 
 # Input partitions. This module imports nothing that only tasks need, because drivers start often.
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Runs of offsets of transactions in a segment, in order, with the offsets of their commits in the commit log.
+
+    All are arrays of 64-bit integers.
+    """
+
+    start: Any
+    end: Any
+    position: Any
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from rollbridge.base.options import keys_of, option, unknown, values_of, words
 from rollbridge.config import ClientOptions, ConnectionSettings
 from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError
-from rollbridge.kafka.batches import Compression
+from rollbridge.kafka.records import Compression
 from rollbridge.stream.names import TOPICS_SCOPE, GroupName, StreamName, check_adoptable, check_stream_or_topic
 from rollbridge.stream.positions import ReadPosition, parse_log_start, parse_start
 

@@ -20,16 +20,9 @@ from rollbridge.client.results import PartHandle
 from rollbridge.client.writing import Part
 from rollbridge.config import ClientOptions, ConnectionSettings
 from rollbridge.errors import RowRefusedError
-from rollbridge.kafka.batches import HEADER_BYTES
-from rollbridge.spark.sink_records import (
-    Numbers,
-    PartitionReader,
-    Rows,
-    batch_bytes,
-    encode_batch,
-    hashes_of,
-    record_bytes,
-)
+from rollbridge.kafka.columns import Longs, Rows, batch_bytes, encode_batch, record_bytes
+from rollbridge.kafka.records import HEADER_BYTES
+from rollbridge.spark.sink_records import PartitionReader, hashes_of
 from rollbridge.spark.worker import Kept
 from rollbridge.stream.config import KEYLESS, TopicLimits
 
@@ -92,7 +85,7 @@ class _LaneRows:
         self._sticky = part_stream.sticky
         self._waiting = [_Waiting(each=part_stream.each) for _ in part_stream.route.numbers]
 
-    def add(self, rows: Rows, keys: Numbers, partitions: pa.Array | None) -> None:
+    def add(self, rows: Rows, keys: Longs, partitions: pa.Array | None) -> None:
         """Add rows with the hashes of their keys, and the partition that each of them names, if any does."""
         named = None if partitions is None else self._named(rows, partitions)
         sizes = record_bytes(rows)
@@ -121,7 +114,7 @@ class _LaneRows:
                 self._add(at, rows.slice(start, end))
             start = end
 
-    def _named(self, rows: Rows, partitions: pa.Array) -> Numbers:
+    def _named(self, rows: Rows, partitions: pa.Array) -> Longs:
         """Return the index of the segment that each row names, -1 where it names none.
 
         Raises:
@@ -139,7 +132,7 @@ class _LaneRows:
                 else f"{self._stream} is not on an adopted topic, and keys choose its segments: drop('partition')"
             )
             raise RowRefusedError(f"its partition is {named}, but {why}", row=int(rows.counts[unknown]))
-        places: Numbers = found.fill_null(-1).to_numpy(zero_copy_only=False)
+        places: Longs = found.fill_null(-1).to_numpy(zero_copy_only=False)
         return places
 
     def _check_topic(self, rows: Rows, limits: TopicLimits) -> None:
@@ -182,14 +175,14 @@ class _LaneRows:
         batch = encode_batch(rows, part.id.bytes, part.number, part.compression, each=self._part_stream.each)
         self._part.put_batch(self._stream, at, batch, int(rows.counts[0]), int(rows.counts[-1]), len(rows))
 
-    def _segments(self, keys: pa.BinaryArray, hashes: Numbers) -> Numbers:
+    def _segments(self, keys: pa.BinaryArray, hashes: Longs) -> Longs:
         """Return the index of each row's segment.
 
         Rows without a key stay together, in the next segment with each batch (sticky partitioning).
         """
         if self._part_stream.route.keys.partitioner is not None:
             hashes = hashes_of(keys, self._part_stream.hash_of)
-        places: Numbers = np.searchsorted(self._bounds, hashes, side="right")
+        places: Longs = np.searchsorted(self._bounds, hashes, side="right")
         if keys.null_count:
             places[keys.is_null().to_numpy(zero_copy_only=False)] = self._sticky
             self._sticky = (self._sticky + 1) % len(self._waiting)

@@ -28,21 +28,11 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.preview import PreviewTail
 from rollbridge.consumer.records import OWN_HEADERS, Preview, why_unknown
 from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError, UnavailableError
+from rollbridge.kafka.columns import Flags, Longs, Records, Slices, WrittenBy, committed_columns, equals, headers_of
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
-from rollbridge.spark.planning import Portion, PreviewPortion, SegmentPlace, SegmentRange
-from rollbridge.spark.source_records import (
-    Flags,
-    Longs,
-    Records,
-    Runs,
-    Slices,
-    WrittenBy,
-    committed_end,
-    equals,
-    headers_of,
-)
+from rollbridge.spark.planning import Portion, PreviewPortion, Runs, SegmentPlace, SegmentRange
 from rollbridge.spark.worker import kafka_client
 from rollbridge.stream.names import GroupName, StreamName, show_partition
 
@@ -112,7 +102,7 @@ class _Maker:
         runs = self.place.runs
         if runs is None:
             return pa.nulls(len(self.records), pa.int64())
-        found, missing = runs.positions(self.records.offset)
+        found, missing = commit_positions(runs, self.records.offset)
         return pa.array(found, mask=missing)
 
     def headers(self) -> pa.Array:
@@ -276,7 +266,7 @@ def _records(reader: LogReader, piece: SegmentRange, *, fail: bool) -> Iterator[
         if found.start > offset:
             _lost(piece, offset, min(found.start, piece.end), fail=fail)
             offset = found.start
-        records, reached = committed_end(found.batches, offset, found.aborted)
+        records, reached = committed_columns(found.batches, offset, found.aborted)
         patience.moved(offset, reached)
         offset = reached
         if offset < piece.end:
@@ -364,6 +354,15 @@ def _preview_row(item: Preview) -> dict[str, Any]:
 # transaction in each segment, and commits are in the same order in the log and in each segment. So the driver reads the
 # log once, from the offset in the checkpoint, and gives each task the runs of its ranges. The records of a transaction
 # and its COMMIT record are one native transaction: every record that can be read has its commit in the log.
+
+
+def commit_positions(runs: Runs, offsets: Longs) -> tuple[Longs, Flags]:
+    """Return the commit position of each record, and a mask of those without one."""
+    if not len(runs.start):
+        return np.zeros_like(offsets), np.ones(len(offsets), np.bool_)
+    place = np.searchsorted(runs.start, offsets, side="right") - 1
+    missing = (place < 0) | (offsets >= runs.end[place])
+    return np.where(missing, 0, runs.position[place]), missing
 
 
 class CommitRuns:

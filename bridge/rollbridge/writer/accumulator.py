@@ -20,8 +20,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol
 
-from aiokafka.record.default_records import DefaultRecordBatchBuilder
-
 from rollbridge.base.arguments import checked
 from rollbridge.base.deadlines import LightFuture, call_back
 from rollbridge.base.forks import forks, module_lock, refusal
@@ -36,15 +34,17 @@ from rollbridge.errors import (
     StreamNotFoundError,
     UnavailableError,
 )
-from rollbridge.kafka.batches import (
-    HEADER_BYTES,
-    parse_header,
-    read_records,
-    uncompressed,
-)
 from rollbridge.kafka.errors import NotAuthorizedError
 from rollbridge.kafka.queues import Lane, QueuedBatch
 from rollbridge.kafka.record_limits import AppendRecord, RecordLimits
+from rollbridge.kafka.records import (
+    HEADER_BYTES,
+    RecordBuilder,
+    new_builder,
+    parse_header,
+    read_parsed,
+    uncompressed,
+)
 from rollbridge.stream.keyspace import HASH_SEED, KeyRange, KeySpace
 from rollbridge.stream.names import Partition
 from rollbridge.stream.routing import StreamView, locator
@@ -159,10 +159,10 @@ class ProducerBatch(QueuedBatch):
         "where",
     )
 
-    def __init__(self, channel: StreamAccumulator, builder: DefaultRecordBatchBuilder, opened_s: float) -> None:
+    def __init__(self, channel: StreamAccumulator, builder: RecordBuilder, opened_s: float) -> None:
         super().__init__(opened_s)
         self.channel = channel
-        self.builder: DefaultRecordBatchBuilder | None = builder
+        self.builder: RecordBuilder | None = builder
         self.append: AppendRecord = builder.append
         self.settled = False
         self.queue: SegmentQueue[ProducerBatch] | None = None
@@ -281,7 +281,7 @@ class ProducerBatch(QueuedBatch):
         where: list[tuple[ProducerBatch, int]] = []
         authors = dict(self._runs)
         author: Account | None = None
-        for place, record in enumerate(read_records(self.data)):
+        for place, record in enumerate(read_parsed(self.data)):
             author = authors.get(place, author)
             mine = pieces[part_of(place, record.key)]
             row = (record.timestamp, record.key, record.value, record.headers)
@@ -492,7 +492,7 @@ class StreamAccumulator:
 
     def new_batch(self, opened_s: float, limit_bytes: int) -> ProducerBatch:
         """Return an empty batch of this stream."""
-        builder = DefaultRecordBatchBuilder(_MAGIC, self._compression, 0, -1, -1, -1, limit_bytes)
+        builder = new_builder(limit_bytes, self._compression)
         batch = ProducerBatch(self, builder, opened_s)
         self.unsettled[batch] = None
         return batch

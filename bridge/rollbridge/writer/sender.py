@@ -25,7 +25,6 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.batches import complete_batches, parse_header
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.dispatch import new_producer_id
 from rollbridge.kafka.errors import Meaning, TopicNotFoundError
@@ -33,6 +32,7 @@ from rollbridge.kafka.fetch import Wanted, ask_batches
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation
 from rollbridge.kafka.offsets import ask_first_offset
 from rollbridge.kafka.queues import PartitionQueue
+from rollbridge.kafka.records import FetchedBatches
 from rollbridge.kafka.sender import Sender, SenderLimits
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.stream.group_offsets import NO_EPOCH
@@ -103,8 +103,7 @@ class OwnBatches:
         if raw is None:
             return self._next >= self._end
         after = self._next
-        for batch in complete_batches(raw):
-            header = parse_header(batch)
+        for header, _ in FetchedBatches(raw):
             after = max(after, header.base_offset + header.last_offset_delta + 1)
             producer = header.producer_id, header.producer_epoch
             if producer == self._producer and header.base_offset < self._end:

@@ -21,7 +21,7 @@ from contextlib import closing
 from functools import partial
 from itertools import accumulate, islice
 from time import time as wall_time
-from typing import Final, NamedTuple, Self
+from typing import Final, NamedTuple
 
 from rollbridge.base.logs import limited
 from rollbridge.buffer.frames import FRAME_BYTES_DEFAULT
@@ -30,27 +30,28 @@ from rollbridge.commitlog.commit_order import LineKey
 from rollbridge.commitlog.control import ControlKind, ControlRecord, decode_control, peek_kind
 from rollbridge.commitlog.outcomes import EndedIds
 from rollbridge.errors import CorruptDataError, NewerFormatError
-from rollbridge.kafka.batches import (
-    HEADER_BYTES,
-    BatchBuilder,
-    LogRecord,
-    PlainRecord,
-    check_crc,
-    check_numbering,
-    complete_batches,
-    join_bound,
-    joined,
-    parse_header,
-    plain_records,
-    rebatch,
-    retimed,
-)
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.committed import batch_of_one, is_plain, iterate_any_records
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
+from rollbridge.kafka.records import (
+    HEADER_BYTES,
+    BatchBuilder,
+    BatchHeader,
+    FetchedBatches,
+    LogRecord,
+    ParsedRecord,
+    batch_of_one,
+    check_crc,
+    check_numbering,
+    is_plain,
+    join_bound,
+    joined,
+    read_parsed,
+    rebatch,
+    retimed,
+)
 from rollbridge.stream.group_offsets import NO_EPOCH
 from rollbridge.stream.late import LATE_HEADER, LateRecord, origin
 from rollbridge.stream.names import Partition
@@ -200,7 +201,7 @@ class Tail:
             self.read_bytes[partition] = self.read_bytes.get(partition, 0) + len(batch)
             if not header.is_control:
                 try:
-                    for record in read_numbered(batch, header.base_offset, end, self._inflated_bytes_max):
+                    for record in read_parsed(batch, header, limit_bytes=self._inflated_bytes_max):
                         if record.offset >= position:
                             position = record.offset + 1
                             yield _message((partition, position - 1, record.timestamp, record.key, record.value))
@@ -222,24 +223,6 @@ _message: Final[Callable[[tuple[Partition, int, int, bytes | None, bytes | None]
     tuple.__new__, TailMessage
 )
 """Equivalent of ``TailMessage(*fields)`` in half the time."""
-
-
-def read_numbered(batch: memoryview, base: int, end: int, limit_bytes: int) -> Iterator[PlainRecord]:
-    """Iterate over the records of a batch; where they may be many, each is parsed only when requested.
-
-    Brokers do not check the numbering of an uncompressed batch, and a reader that trusted it could continue anywhere.
-
-    Raises:
-        CorruptDataError: While iterating: the batch exceeds ``limit_bytes``, does not parse, or is not numbered one by
-            one.
-    """
-    offset = base
-    found: Iterable[PlainRecord] = plain_records(batch) or iterate_any_records(batch, limit_bytes=limit_bytes)
-    for record in found:
-        if record.offset != offset or offset >= end:
-            raise CorruptDataError(f"record {offset - base} of a batch is numbered {record.offset - base}")
-        offset += 1
-        yield record
 
 
 TRANSACTION_ID_BYTES: Final = 16
@@ -296,8 +279,8 @@ class FrameReader:
         self._partition: Partition | None = None
         self._batches: Sequence[_Batch] = ()
         self._opened: _Batch | None = None
-        self._records: Iterator[PlainRecord] = iter(())
-        self._record: PlainRecord | None = None
+        self._records: Iterator[ParsedRecord] = iter(())
+        self._record: ParsedRecord | None = None
 
     def read(self, frame: FrameRef) -> bytes:
         """Return the record batch of a frame.
@@ -339,7 +322,7 @@ class FrameReader:
                 topic, frame.offset, partition=number, isolation=Isolation.READ_UNCOMMITTED, max_bytes=READ_BYTES
             )
             if raw.start <= frame.offset:
-                self._batches = [_Batch.of(batch) for batch in complete_batches(raw.batches)]
+                self._batches = [_Batch(header, batch) for header, batch in FetchedBatches(raw.batches)]
             found = self._find(frame.offset)
         if found is None:
             raise CorruptDataError(f"offset {frame.offset} of {frame.partition[0]} is gone: the buffer was truncated")
@@ -350,21 +333,21 @@ class FrameReader:
         return self._batches[place] if place >= 0 and offset in self._batches[place].offsets else None
 
     def _begin(self, batch: _Batch) -> None:
-        check_crc(parse_header(batch.batch), batch.batch)
+        check_crc(batch.header, batch.batch)
         self._opened, self._record = batch, None
-        self._records = read_numbered(batch.batch, batch.offsets.start, batch.offsets.stop, INFLATED_BYTES_MAX)
+        self._records = read_parsed(batch.batch, batch.header, limit_bytes=INFLATED_BYTES_MAX)
 
 
 class _Batch(NamedTuple):
-    """A fetched batch and the offsets in it."""
+    """A fetched batch."""
 
-    offsets: range
+    header: BatchHeader
     batch: memoryview
 
-    @classmethod
-    def of(cls, batch: memoryview) -> Self:
-        header = parse_header(batch)
-        return cls(range(header.base_offset, header.base_offset + header.last_offset_delta + 1), batch)
+    @property
+    def offsets(self) -> range:
+        """Offsets in it."""
+        return range(self.header.base_offset, self.header.base_offset + self.header.last_offset_delta + 1)
 
 
 def read_commit_log(kafka: KafkaClient, topic: str, start: int = 0, timeout_s: float = 120.0) -> LogSummary:
@@ -624,7 +607,7 @@ def beside_batches(messages: Messages | None) -> list[tuple[str, bytes]]:
     return [] if messages is None else [(messages.topic, batch) for batch in message_batches(messages)[0]]
 
 
-def late_batches(source: Partition, items: Sequence[tuple[Partition, LateRecord]]) -> Iterator[tuple[str, int, bytes]]:
+def late_copies(source: Partition, items: Sequence[tuple[Partition, LateRecord]]) -> Iterator[tuple[str, int, bytes]]:
     """Yield batches of the copies, each with its topic and partition; records of one partition keep their order."""
     builders: dict[Partition, BatchBuilder] = {}
     for place, record in items:

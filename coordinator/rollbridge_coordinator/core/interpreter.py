@@ -94,7 +94,7 @@ from rollbridge_coordinator.core.frame_reader import (
     FrameReader,
     beside_batches,
     control_batches,
-    late_batches,
+    late_copies,
     message_batches,
     read_commit_log,
     read_ended,
@@ -681,7 +681,7 @@ class Interpreter:
     @_carries_out(fx.AppendLate)
     def _append_late(self, effect: fx.AppendLate) -> str | None:
         try:
-            self._append(lambda: late_batches(effect.source, effect.items))
+            self._append(lambda: late_copies(effect.source, effect.items))
         except AppendRefusedError as fault:
             self._abort()
             return fault.kafka_error

@@ -26,9 +26,9 @@ from rollbridge.base.metrics import Sample
 from rollbridge.buffer.fold import BufferFold
 from rollbridge.buffer.table import Rejection
 from rollbridge.errors import CorruptDataError, FencedError, KafkaUnavailableError, RollbridgeError, UnknownWriteError
-from rollbridge.kafka.batches import is_frame, validate_frame
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendUnknownError
+from rollbridge.kafka.records import is_frame, validate_frame
 from rollbridge.metadata import paths
 from rollbridge.metadata.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
 from rollbridge.metadata.records import ControllerEpoch

@@ -15,19 +15,17 @@ built again, in one loop.
 A producer that hands on what it has read hands on rollbridge's header with it, which tells of another transaction and
 another place: these records are routed, and lose it.
 
-Checked before the first frame is made: checksum, numbering, time and size of the batch. What a broker would refuse is
-refused here: it would cost the whole transaction at the commit. Nothing is allocated by a count before the bytes for so
-many are there.
+Checked before a frame is handed on: checksum, numbering, time and size of the batch. What a broker would refuse is
+refused here: it would cost the whole transaction at the commit.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final, NamedTuple
-
-from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch, DefaultRecordBatchBuilder
 
 from rollbridge.base.attribution import (
     HEADER_VALUE,
@@ -37,29 +35,30 @@ from rollbridge.base.attribution import (
     pack_rest,
     pack_run,
 )
-from rollbridge.base.avro import decode_long, encode_long
+from rollbridge.base.avro import encode_long
 from rollbridge.errors import CorruptDataError, InvalidRequestError
-from rollbridge.kafka.batches import (
+from rollbridge.kafka.record_limits import RecordLimits
+from rollbridge.kafka.records import (
+    DECOMPRESSED_BYTES_MAX,
     HEADER_BYTES,
     BatchHeader,
     Compression,
     RawBatch,
+    RecordBuilder,
     check_crc,
-    checked_times,
     compressed,
+    decode_record,
+    encode_header,
     finished,
-    framed_parts,
+    framed,
+    new_builder,
     parse_header,
+    read_chunks,
     uncompressed,
 )
-from rollbridge.kafka.record_limits import RecordLimits
 from rollbridge.stream.keyspace import HASH_SEED
 
-DECOMPRESSED_BYTES_MAX: Final = 64 << 20
-_RECORD_BYTES_MIN: Final = 7
-"""Bytes of the smallest record: one for each of its fields, of which none holds anything."""
 _NAME: Final = RECORD_HEADER.encode()
-_OWN: Final = encode_long(len(_NAME)) + _NAME
 _GROWTH_BYTES: Final = 64
 """Most that a batch grows by the header of its first record."""
 
@@ -129,16 +128,8 @@ def check_batch(batch: RawBatch) -> BatchHeader:
         raise InvalidRequestError(f"a batch has the base offset {header.base_offset}, not 0; nothing was written")
     if header.base_sequence < 0 or header.producer_id < 0 or header.producer_epoch < 0:
         raise InvalidRequestError("the batch names no producer; nothing was written")
-    if header.compression == Compression.NONE:
-        _check_count(header, batch)
     check_crc(header, batch)
     return header
-
-
-def _check_count(header: BatchHeader, plain: RawBatch) -> None:
-    size = len(plain) - HEADER_BYTES
-    if header.record_count * _RECORD_BYTES_MIN > size:
-        raise InvalidRequestError(f"a batch claims {header.record_count} records in {size} bytes; nothing was written")
 
 
 class TimestampError(InvalidRequestError):
@@ -165,15 +156,26 @@ def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) 
             f"there is no partition {partition} among {target.segments} so far; nothing was written"
         )
     plain = uncompressed(header, batch, limit_bytes=DECOMPRESSED_BYTES_MAX)
-    _check_count(header, plain)
-    limits, times = target.limits, checked_times(plain)
-    for timestamp in times:
-        _check_time(limits, timestamp)
+    limits = target.limits
     fits = len(plain) + _GROWTH_BYTES <= min(limits.batch_bytes, limits.record_bytes_max)
     is_plain = not target.is_each and not limits.needs_key and _NAME not in bytes(plain)
-    if target.is_partitioned and fits and is_plain:
-        return [_passed(header, plain, partition, author, times[1])]
+    is_passed = target.is_partitioned and fits and is_plain
+    if is_passed or limits.adopted is not None:
+        earliest, latest = _times(plain)
+        _check_time(limits, earliest)
+        _check_time(limits, latest)
+        if is_passed:
+            return [_passed(header, plain, partition, author, latest)]
     return _routed(header, plain, partition, target, author)
+
+
+def _times(plain: RawBatch) -> tuple[int, int]:
+    """Return the earliest and the latest time of the records; the header may say others, which brokers pass over."""
+    times: list[int] = []
+    for chunk in read_chunks(plain, any_names=False):
+        times += [record.timestamp for record in chunk]
+        times = [min(times), max(times)]
+    return times[0], times[1]
 
 
 def _check_time(limits: RecordLimits, timestamp: int) -> None:
@@ -191,62 +193,19 @@ def _passed(
 ) -> CarriedFrame:
     count = header.record_count
     run = pack_run(author.transaction, author.base + author.first, count, b"\1" * (count - 1))
-    own = b"".join((_OWN, encode_long(len(run)), run))
-    body = memoryview(plain)[HEADER_BYTES:]
-    parts: tuple[RawBatch, ...] = with_header(body, own)
+    own = encode_header(RECORD_HEADER, run)
+    data = memoryview(plain)
+    first = decode_record(data, HEADER_BYTES)
+    begin, counted, listed, end = first[-4:]
+    more = encode_long(len(first.headers) + 1)
+    size = encode_long(end - begin + len(more) - (listed - counted) + len(own))
+    parts: tuple[RawBatch, ...] = (size, data[begin:counted], more, data[listed:end], own, data[end:])
     codec = header.compression
     if codec:
         made, codec = compressed(b"".join(parts), codec)
         parts = (made,)
-    frame = framed_parts(
-        parts,
-        codec=codec,
-        count=count,
-        base_timestamp=header.base_timestamp,
-        max_timestamp=max_timestamp,
-    )
+    frame = framed(*parts, codec=codec, count=count, base_timestamp=header.base_timestamp, max_timestamp=max_timestamp)
     return CarriedFrame(partition, frame, author.first, author.first + count - 1, count)
-
-
-def with_header(body: memoryview, own: bytes) -> tuple[RawBatch, ...]:
-    """Return records of which the first has one more header, behind its others, in pieces.
-
-    Args:
-        body: Encoded records.
-        own: The encoded header: its name and value, each behind its length.
-
-    Raises:
-        CorruptDataError: the first record does not parse.
-        InvalidRequestError: it is not numbered 0.
-    """
-    try:
-        length, start = decode_long(body, 0)
-        end = start + length
-        if length < 1 or end > len(body):
-            raise CorruptDataError(f"the first record of a batch claims {length} bytes, and {len(body)} are there")
-        _, place = decode_long(body, start + 1)  # behind its attributes: the delta of its time
-        number, place = decode_long(body, place)
-        if number:
-            raise InvalidRequestError(f"the first record of a batch is numbered {number}; nothing was written")
-        for _ in ("key", "value"):
-            size, place = decode_long(body, place)
-            place += max(size, 0)
-        counted = place
-        headers, place = decode_long(body, place)
-        behind = place
-        for _ in range(headers):
-            for _ in ("name", "value"):
-                size, place = decode_long(body, place)
-                place += max(size, 0)
-        if headers < 0 or place != end:
-            raise CorruptDataError(f"the first record of a batch ends at {place}, not at {end} as it claims")
-    except (IndexError, InvalidRequestError) as fault:
-        if isinstance(fault, InvalidRequestError) and "nothing was written" in str(fault) and "bits" not in str(fault):
-            raise
-        raise CorruptDataError(f"the first record of a batch does not parse: {fault}") from fault
-    more = encode_long(headers + 1)
-    size = length + len(more) - (behind - counted) + len(own)
-    return encode_long(size), body[start:counted], more, body[behind:end], own, body[end:]
 
 
 # Routed
@@ -257,7 +216,7 @@ class _OpenBatch:
 
     __slots__ = ("append", "builder", "first", "last", "records", "steps")
 
-    def __init__(self, builder: DefaultRecordBatchBuilder, append: Callable[..., object], count: int) -> None:
+    def __init__(self, builder: RecordBuilder, append: Callable[..., object], count: int) -> None:
         self.builder = builder
         self.append = append
         self.first = self.last = count
@@ -281,7 +240,7 @@ def _routed(
     slots: dict[int, _OpenBatch] = {}
     frames: list[CarriedFrame] = []
     count = author.first
-    for record in _records(plain):
+    for record in chain.from_iterable(read_chunks(plain, any_names=False)):
         key, value, timestamp = record.key, record.value, record.timestamp
         given = [header for header in record.headers if header[0] != RECORD_HEADER]
         if fixed is not None:
@@ -297,7 +256,7 @@ def _routed(
             limits.check(key, value, own)
             if slot is not None:
                 frames.append(slot.frame(at, header.compression, is_each=each))
-            builder = DefaultRecordBatchBuilder(2, Compression.NONE, 0, -1, -1, -1, limits.batch_bytes)
+            builder = new_builder(limits.batch_bytes)
             builder.append(0, timestamp, key, value, own)
             slots[at] = _OpenBatch(builder, limits.append_of(builder), count)
         else:
@@ -307,11 +266,6 @@ def _routed(
         count += 1
     frames += [slot.frame(at, header.compression, is_each=each) for at, slot in slots.items()]
     return sorted(frames, key=lambda frame: frame.first)
-
-
-def _records(plain: RawBatch) -> Iterable[DefaultRecord]:
-    records: Iterable[DefaultRecord] = DefaultRecordBatch(plain)
-    return records
 
 
 class ProducedBatch(NamedTuple):

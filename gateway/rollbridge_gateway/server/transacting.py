@@ -23,7 +23,7 @@ from rollbridge.base.deadlines import wall_ms
 from rollbridge.base.effects import Steps
 from rollbridge.base.logs import log_defect
 from rollbridge.errors import CorruptDataError, InvalidRequestError, RollbridgeError
-from rollbridge.kafka.batches import Compression
+from rollbridge.kafka.records import Compression
 from rollbridge.stream.group_offsets import NO_EPOCH, is_too_large
 from rollbridge_gateway.producer import procedures
 from rollbridge_gateway.producer.ids import ElsewhereError
