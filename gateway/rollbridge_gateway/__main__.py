@@ -51,7 +51,7 @@ def run(settings: GatewaySettings, ready: Callable[[str], None] = lambda line: N
     Raises:
         LocalEnvironmentError: an address cannot be used.
         KafkaUnavailableError, ZooKeeperUnavailableError: no server answers at the start.
-        ConfigError, WrongClusterError: the settings are wrong.
+        ConfigError, InvalidRequestError: the settings are wrong.
     """
     settings.tls_context()  # what is wrong with its files is told before anything is opened
     settings.check_certificate(datetime.now(UTC))

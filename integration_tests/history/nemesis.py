@@ -25,7 +25,7 @@ from integration_tests.history.repairs import Restoration
 from integration_tests.history.workers import Workers
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.base.ids import SegmentId
-from rollbridge.errors import RollbridgeError, StreamBusyError, StreamExistsError, StreamNotFoundError, UnavailableError
+from rollbridge.errors import ConflictError, RollbridgeError, StreamExistsError, StreamNotFoundError, UnavailableError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.committed import batch_of_one
 from rollbridge.stream.names import StreamName
@@ -351,7 +351,7 @@ class Nemesis:
         """A stream is deleted and made anew under its name."""
         with rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
             while True:
-                with suppress(StreamBusyError, StreamNotFoundError, UnavailableError):
+                with suppress(ConflictError, StreamNotFoundError, UnavailableError):
                     client.admin.delete_stream(self._passing)
                 # It is not deleted while transactions of it are open, and there may always be some.
                 with suppress(UnavailableError):

@@ -38,6 +38,7 @@ from rollbridge.cas.router import ROUND_BYTES_MAX, SegmentRouter
 from rollbridge.cas.session import IDS_PER_SLOT, SessionPool, TransactionalSession, take_slot
 from rollbridge.errors import (
     CasOutcomeUnknownError,
+    FencedError,
     KafkaUnavailableError,
     RecordTooLargeError,
     RollbridgeError,
@@ -45,13 +46,7 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka.batches import BatchBuilder, Compression
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.errors import (
-    AppendRefusedError,
-    AppendUnknownError,
-    NotAuthorizedError,
-    ProducerFencedError,
-    TopicNotFoundError,
-)
+from rollbridge.kafka.errors import AppendRefusedError, AppendUnknownError, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.segment_tail import WAIT_MS, LineageTails, T, WaitedTooLongError, answer_of, ask
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.session import ZooKeeperSession
@@ -267,7 +262,7 @@ class StreamAppender:
             return machine.Stalled(f"an earlier native transaction is still open: {fault}")
         except AppendUnknownError as fault:
             return machine.Lost(str(fault))
-        except ProducerFencedError as fault:
+        except FencedError as fault:
             return machine.Fenced(str(fault))
         except AppendRefusedError as fault:
             if fault.kafka_error == _SEALED:

@@ -115,7 +115,7 @@ def connect(
     Raises:
         ConfigError: a setting is wrong or missing; all are named.
         KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time.
-        WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
+        InvalidRequestError: the ZooKeeper path belongs to another Kafka cluster.
         InvalidRequestError: the brokers are older than Kafka 4.0, or transactions v2 are not switched on.
     """
     settings = load_settings(
@@ -463,7 +463,7 @@ class Bridge(BaseClient):
         Raises:
             InvalidRequestError, TruncatedError: reading cannot begin at ``start``.
             StreamRecreatedError: the adopted topic was deleted and created again.
-            ScopeNotFoundError, StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
+            StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
         """
         self._check_open()
         if isolation not in ("read_committed", "read_uncommitted"):
@@ -568,7 +568,7 @@ class Bridge(BaseClient):
             rising_ids: The former name of ``monotonic_ids``.
 
         Raises:
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError.
+            InvalidNameError, StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError.
         """
         self._check_open()
         writer = CasWriter(
@@ -607,7 +607,7 @@ class Bridge(BaseClient):
             timeout, transaction_timeout: As for :meth:`cas_writer`.
 
         Raises:
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError.
+            InvalidNameError, StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError.
             TruncatedError, CorruptDataError, UnavailableError: see :meth:`Synchronizer.fetch`.
         """
         self._check_open()
@@ -643,7 +643,7 @@ class Bridge(BaseClient):
             rising_ids: The former name of ``monotonic_ids``.
 
         Raises:
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError: nothing was written.
+            InvalidNameError, StreamNotFoundError: nothing was written.
             KafkaUnavailableError, ZooKeeperUnavailableError: the stream could not be looked up.
         """
         self._check_open()

@@ -313,7 +313,7 @@ class PlainSender(Sender[ProducerBatch]):
         """Return the channel of a stream; a new one unless there is one that can be written.
 
         Raises:
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
+            InvalidNameError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
         view = self._catalog.view(stream)
         with self.lock:

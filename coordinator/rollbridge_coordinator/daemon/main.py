@@ -23,6 +23,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 from ipaddress import ip_address
@@ -30,10 +31,16 @@ from typing import Final, NoReturn, Protocol, TypeVar
 
 from rollbridge.base.deadlines import TELL_S, Backoff, Deadline
 from rollbridge.base.metrics import Sample
-from rollbridge.errors import LocalEnvironmentError, RollbridgeError, UnavailableError, UnknownWriteError
+from rollbridge.errors import (
+    ZOOKEEPER_UNTRUSTED,
+    LocalEnvironmentError,
+    RollbridgeError,
+    UnavailableError,
+    UnknownWriteError,
+)
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
-from rollbridge.metadata.errors import NodeExistsError, UntrustedZooKeeperError
+from rollbridge.metadata.errors import NodeConflictError
 from rollbridge.metadata.records import INTERNAL_BUFFERS, SAVEPOINTS, Coordinator
 from rollbridge.metadata.session import SessionState, ZooKeeperSession
 from rollbridge.metadata.store import Metadata
@@ -82,10 +89,6 @@ TOLD_S: Final = 60.0
 """Interval between log lines that report a wait."""
 
 
-class StoppedWaitingError(Exception):
-    """This process was asked to end while it waited; nothing was written."""
-
-
 class Arrival:
     """Attempts to reach servers, repeated until they answer, the time is up, or the process is to end.
 
@@ -110,7 +113,7 @@ class Arrival:
 
         Raises:
             UnavailableError, UnknownWriteError: that of the last attempt, once the time is up.
-            StoppedWaitingError: this process is to end.
+            CancelledError: this process is to end; nothing was written.
 
         Raises also what ``attempt`` does, if that is another error.
         """
@@ -119,11 +122,9 @@ class Arrival:
         while True:
             try:
                 found = attempt()
-            except UntrustedZooKeeperError:
-                raise
             except (UnavailableError, UnknownWriteError) as fault:
                 now_s = self._clock()
-                if 0 <= self._wait_s <= now_s - self._began_s:
+                if fault.code == ZOOKEEPER_UNTRUSTED or 0 <= self._wait_s <= now_s - self._began_s:
                     raise
                 self.waits_for = f"waits for {what} since {now_s - begun_s:.0f} s: {fault}"
                 if now_s - begun_s - told_s >= TOLD_S:
@@ -135,7 +136,7 @@ class Arrival:
                 self.waits_for = ""
                 return found
             if self._stopping.wait(backoff.grow()):
-                raise StoppedWaitingError(f"asked to end while it waited for {what}")
+                raise CancelledError(f"asked to end while it waited for {what}")
 
 
 END_S: Final = 10.0
@@ -193,7 +194,7 @@ class Daemon:
             True if all threads have ended. The others wait for servers that do not answer.
 
         Raises:
-            WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
+            InvalidRequestError: the ZooKeeper path belongs to another Kafka cluster.
             KafkaUnavailableError, ZooKeeperUnavailableError: no server answered within the time to wait.
             LocalEnvironmentError: a configured address cannot be used, for metrics or the page.
         """
@@ -202,7 +203,7 @@ class Daemon:
                 self._arrive()
                 shown.enter_context(self._shown())  # until all has been handed over: others watch it
                 self._serve()
-            except StoppedWaitingError as ended:
+            except CancelledError as ended:
                 logger.info("coordinator.stopped: %s", ended)
             finally:
                 led = sum(leadership.is_leading for leadership in self._leaderships.values())
@@ -431,7 +432,7 @@ class Daemon:
         if present is None:
             try:
                 self._session.create(path, record, ephemeral=True)
-            except NodeExistsError:
+            except NodeConflictError:
                 self._changed.set()
                 return
         elif record != self._published:

@@ -26,7 +26,6 @@ from rollbridge.config import ClientOptions, ConnectionSettings
 from rollbridge.errors import (
     BackpressureError,
     ConflictError,
-    InvalidRangesError,
     InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
@@ -344,8 +343,9 @@ def _carry_out(bridge: Bridge, wish: AbortRequest | ExtendWish | ScaleWish) -> D
             sealed = [item.range for item in active.segments if item.id.number in seal]
             if len(sealed) < len(set(seal)):
                 numbers = ", ".join(str(item.id.number) for item in active.segments)
-                raise InvalidRangesError(
-                    f"not all of {list(seal)} are active segments; active are {numbers}; nothing was written"
+                raise InvalidRequestError(
+                    f"not all of {list(seal)} are active segments; active are {numbers}; nothing was written",
+                    code="invalid-ranges",
                 )
             record = bridge.admin.scale(stream, seal=seal, ranges=cut_evenly(sealed, into))
             done = f"{stream} is in epoch {record.epoch} now, with {len(record.segments)} active segments."

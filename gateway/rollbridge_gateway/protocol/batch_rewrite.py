@@ -54,6 +54,7 @@ from rollbridge.kafka.batches import (
 )
 from rollbridge.kafka.record_limits import RecordLimits
 from rollbridge.stream.keyspace import HASH_SEED
+from rollbridge_gateway.producer.table import KafkaFault
 
 DECOMPRESSED_BYTES_MAX: Final = 64 << 20
 _RECORD_BYTES_MIN: Final = 7
@@ -107,7 +108,6 @@ def check_batch(batch: RawBatch) -> BatchHeader:
 
     Raises:
         CorruptDataError: its checksum is wrong.
-        TimestampError: it has the time of an append.
         InvalidRequestError: it is not one complete batch, or not what a transactional producer sends.
     """
     try:
@@ -115,7 +115,9 @@ def check_batch(batch: RawBatch) -> BatchHeader:
     except CorruptDataError as fault:
         raise InvalidRequestError(f"{fault}; nothing was written") from fault
     if header.is_append_time:
-        raise TimestampError("a producer sets no time of an append; nothing was written")
+        raise InvalidRequestError(
+            "a producer sets no time of an append; nothing was written", fault=KafkaFault.TIMESTAMP
+        )
     if header.is_control or not header.is_transactional:
         raise InvalidRequestError("the batch is not one of a transactional producer's data; nothing was written")
     if header.compression > Compression.ZSTD:
@@ -141,28 +143,20 @@ def _check_count(header: BatchHeader, plain: RawBatch) -> None:
         raise InvalidRequestError(f"a batch claims {header.record_count} records in {size} bytes; nothing was written")
 
 
-class TimestampError(InvalidRequestError):
-    """A time that the topic does not take: INVALID_TIMESTAMP; nothing was written."""
-
-
-class MissingPartitionError(InvalidRequestError):
-    """A partition that the topic has not got: UNKNOWN_TOPIC_OR_PARTITION; nothing was written."""
-
-
 def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) -> list[CarriedFrame]:
     """Return the frames of a batch that :func:`check_batch` has taken; ``partition`` is the producer's.
 
     Raises:
         CorruptDataError: it does not decompress, or its records do not parse, or are others than its header says.
         RecordTooLargeError: one of its records is.
-        MissingPartitionError: the topic has no such partition, or it has not been taken in yet.
-        TimestampError: the topic does not take the time of one of its records.
-        InvalidRequestError: the stream does not take one of its records.
+        InvalidRequestError: the topic has no such partition, or it has not been taken in yet; or the stream does not
+            take one of its records, or its time. ``fault`` is what the client is told then.
     """
     header = parse_header(batch)
     if target.is_partitioned and not 0 <= partition < target.segments:
-        raise MissingPartitionError(
-            f"there is no partition {partition} among {target.segments} so far; nothing was written"
+        raise InvalidRequestError(
+            f"there is no partition {partition} among {target.segments} so far; nothing was written",
+            fault=KafkaFault.NO_TOPIC,
         )
     plain = uncompressed(header, batch, limit_bytes=DECOMPRESSED_BYTES_MAX)
     _check_count(header, plain)
@@ -180,7 +174,7 @@ def _check_time(limits: RecordLimits, timestamp: int) -> None:
     try:
         limits.check_time(timestamp)
     except InvalidRequestError as fault:
-        raise TimestampError(str(fault)) from fault
+        raise InvalidRequestError(str(fault), fault=KafkaFault.TIMESTAMP) from fault
 
 
 # Passed
