@@ -431,8 +431,6 @@ class WriterOptions:
     """Seconds without an answer after which a record fails; as librdkafka's ``message.timeout.ms``."""
     request_timeout_s: float = 30.0
     """Seconds without an answer to a request after which its connection is given up."""
-    in_flight_max: int = option(5, low=1, high=5)
-    """Most requests in flight to one broker: brokers recognise the last five batches of a producer."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -125,8 +125,8 @@ def test_groups_are_shared_evenly_and_few_move_when_a_coordinator_goes() -> None
 
 
 def test_settings_name_every_fault_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"session_timeout_s: 0.*poll_s: -1.*zookeeper: missing.*slash"):
-        CoordinatorSettings(bootstrap_servers="b", zookeeper="", name="a/b", session_timeout_s=0, poll_s=-1)
+    with pytest.raises(ConfigError, match=r"session_timeout_s: 0.*merge_timeout_s: -1.*zookeeper: missing.*slash"):
+        CoordinatorSettings(bootstrap_servers="b", zookeeper="", name="a/b", session_timeout_s=0, merge_timeout_s=-1)
 
 
 def test_records_of_a_newer_release_keep_no_leader_from_reading_the_orders_of_the_others() -> None:

@@ -204,7 +204,7 @@ class Nemesis:
             "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "200",
             # Or the commit log would be kept as far back as a takeover may read, which is further than a history goes.
             "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": "500",
-            "ROLLBRIDGE_COORDINATOR_OUTCOMES_UNLISTED_MAX": "200",
+            "CONSTANT_OUTCOMES_UNLISTED_MAX": "200",
             "ROLLBRIDGE_COORDINATOR_MERGE_BESIDE_BYTES": self._choice.choice(LARGE_FROM),
         }
         for number in range(COORDINATORS):

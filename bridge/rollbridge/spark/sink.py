@@ -275,7 +275,7 @@ def _write(target: SinkTarget, iterator: Iterator[pa.RecordBatch], work_of: Call
     reader: PartitionReader | None = None
     writer: PartitionWriter | None = None
     try:
-        for batch in promptly(iterator) if target.settings.quick_ack else iterator:
+        for batch in promptly(iterator):
             if not batch.num_rows:
                 continue
             if written.ticket is None or reader is None:

@@ -319,10 +319,6 @@ class _Reading(Prompt):
         self._runs: CommitRuns | None = None
 
     @property
-    def can_write_now(self) -> bool:
-        return self._settings.shared.quick_ack
-
-    @property
     def _driver(self) -> StreamDriver:
         """The driver's view of the stream; the first use connects."""
         if self._known is None:

@@ -106,10 +106,6 @@ class _TransactionsReading(Prompt):
         self._reached = 0
         """Highest offset that the log has been seen to reach."""
 
-    @property
-    def can_write_now(self) -> bool:
-        return self._settings.shared.quick_ack
-
     def _connected(self) -> DriverConnection:
         if self._connection is None:
             self._connection = DriverConnection(self._settings.shared)

@@ -294,7 +294,6 @@ class PlainSender(Sender[ProducerBatch]):
                 buffer_bytes=options.buffer_bytes,
                 block_s=options.block_s,
                 request_timeout_s=options.request_timeout_s,
-                in_flight_max=options.in_flight_max,
             ),
             name="rollbridge-writer",
             producer=producer,
