@@ -392,9 +392,8 @@ class ClientOptions:
     transaction_bytes_max: int = 16 * GIB
     """Largest transaction that is written; coordinators abort larger ones."""
     open_transactions_max: int = 100_000
-    """Maximum number of transactions that this connection keeps open at once."""
-    client_names_max: int = 100_000
-    """Maximum number of other client names that this connection serves at once, a few kilobytes each."""
+    """Maximum number of transactions that this connection keeps open at once, and of other client names that it serves,
+    a few kilobytes each."""
 
     def __post_init__(self) -> None:
         check_fields(self)

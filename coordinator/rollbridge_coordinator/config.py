@@ -31,7 +31,7 @@ from rollbridge.base.options import (
     values_of,
 )
 from rollbridge.buffer.fold import BufferLimits
-from rollbridge.config import CONFIG_VARIABLE, load_settings
+from rollbridge.config import CONFIG_VARIABLE, ConnectionSettings, load_settings
 from rollbridge.errors import ConfigError
 from rollbridge_coordinator.core.settings import LeaderSettings, ScalingSettings, SnapshotSettings
 
@@ -89,12 +89,8 @@ def _check_peer(address: str) -> None:
 class CoordinatorSettings:
     """Settings of a coordinator daemon; all faults are reported at once."""
 
-    bootstrap_servers: str
-    """Kafka brokers, ``host:port,…``."""
-    zookeeper: str
-    """ZooKeeper servers, ``host:port,…``, with a chroot if wanted."""
-    zookeeper_root: str = "/rollbridge"
-    """Path of the ZooKeeper node under which all metadata is kept."""
+    connection: ConnectionSettings
+    """Brokers, ZooKeeper, and the coordinator's own credentials."""
     name: str = option(_default_name)
     """Name of this daemon among the coordinators; must be unique. Also set by the flag ``--name``. If left out: host
     and process id."""
@@ -144,10 +140,6 @@ class CoordinatorSettings:
     limits: BufferLimits = field(default_factory=BufferLimits)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     """Settings of a leader, those of snapshots among them."""
-    security: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Security settings for Kafka, named as in confluent-kafka's configuration."""
-    zookeeper_security: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Security settings of the connection to ZooKeeper."""
 
     patience_s: ClassVar[float] = 3.0
     """Time that a daemon waits before it leads a vacant group that another coordinator should take: one that follows
@@ -162,7 +154,7 @@ class CoordinatorSettings:
 
     def __post_init__(self) -> None:
         faults = list(faults_of(self, self.limits, self.leader, self.leader.snapshots, self.leader.scaling))
-        faults += [f"{name}: missing" for name in ("bootstrap_servers", "zookeeper", "name") if not getattr(self, name)]
+        faults += [] if self.name else ["name: missing"]
         scaling = self.leader.scaling
         if scaling.scaling_window_ms < 2 * scaling.scaling_check_ms:
             faults.append(
@@ -212,13 +204,11 @@ def load_coordinator_settings(
     values |= by_present_names(variables, "environment", faults, *_TABLES)
     values |= {key: value for key, value in flags.items() if value is not None and key not in _ADDRESSES}
     faults += unknown(values, _KEYS, constants=_CONSTANTS)
-    values |= {key: getattr(connection, key) for key in _ADDRESSES}
     found = {kind: values_of(kind, values, faults) for kind in _TABLES}
     ConfigError.raise_for(sorted([*(f"{_TABLE}.{fault}" for fault in faults), *strange]))
     return CoordinatorSettings(
         **found[CoordinatorSettings],
-        security=connection.kafka,
-        zookeeper_security=connection.zookeeper_security,
+        connection=connection,
         limits=BufferLimits(**found[BufferLimits]),
         leader=LeaderSettings(
             **found[LeaderSettings],
@@ -229,7 +219,7 @@ def load_coordinator_settings(
 
 
 _TABLES: Final = (CoordinatorSettings, BufferLimits, LeaderSettings, SnapshotSettings, ScalingSettings)
-_KEYS: Final = keys_of(*_TABLES) - set(_ADDRESSES)
+_KEYS: Final = keys_of(*_TABLES)
 _CONSTANTS: Final = {key: value for kind in _TABLES for key, value in constants_of(kind).items()}
 """Options of the last release among them."""
 _FORMER: Final = [name for kind in _TABLES for row in table_of(kind) for name in row.former]

@@ -71,8 +71,8 @@ def test_security_comes_from_the_environment(seen: list[CoordinatorSettings]) ->
     result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
     assert result.exit_code == 0, result.output
     (settings,) = seen
-    assert (settings.bootstrap_servers, settings.zookeeper) == ("broker:9093", "zk:2181")
-    assert (settings.zookeeper_root, settings.security) == ("/other", {"security.protocol": "SSL"})
+    assert (settings.connection.bootstrap_servers, settings.connection.zookeeper) == ("broker:9093", "zk:2181")
+    assert (settings.connection.zookeeper_root, settings.connection.kafka) == ("/other", {"security.protocol": "SSL"})
 
 
 def test_the_collector_is_not_to_look_at_what_stays(
@@ -103,7 +103,7 @@ def test_limits_come_from_the_environment_over_the_file(seen: list[CoordinatorSe
     result = CliRunner().invoke(entry.main, ["--name", "me"], env=environment)
     assert result.exit_code == 0, result.output
     (settings,) = seen
-    assert (settings.bootstrap_servers, settings.name, settings.session_timeout_s) == ("b:1", "me", 2.5)
+    assert (settings.connection.bootstrap_servers, settings.name, settings.session_timeout_s) == ("b:1", "me", 2.5)
     assert (settings.limits.cache_bytes_max, settings.limits.lease_ms_max) == (2000, 5)
 
 

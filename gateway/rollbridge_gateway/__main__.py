@@ -87,7 +87,6 @@ def connected(settings: GatewaySettings) -> Bridge:
     options = ClientOptions(
         commit_timeout_s=END_S,
         admin_timeout_s=END_S,
-        client_names_max=settings.ids_max + 1,
         open_transactions_max=2 * settings.ids_max,
     )
     return connect(

@@ -352,7 +352,7 @@ class Bridge(BaseClient):
         Raises:
             InvalidNameError: not a valid client name.
             InvalidRequestError: the name is this connection's own.
-            BackpressureError: there are ``client_names_max`` of them; close some.
+            BackpressureError: there are ``open_transactions_max`` of them; close some.
         """
         self._check_open()
         found = self._clients.get(client_name)
@@ -364,10 +364,10 @@ class Bridge(BaseClient):
                 f"{client_name} is the name of this connection itself: begin transactions with it"
             )
         with self._shared_lock:
-            if len(self._clients) >= self.options.client_names_max and client_name not in self._clients:
+            if len(self._clients) >= self.options.open_transactions_max and client_name not in self._clients:
                 raise BackpressureError(
-                    f"this connection serves {self.options.client_names_max} client names, as many as client_names_max "
-                    "allows: close some of them; nothing was written"
+                    f"this connection serves {self.options.open_transactions_max} client names, as many as "
+                    "open_transactions_max allows: close some of them; nothing was written"
                 )
             found = self._clients.get(client_name)
             if found is None:

@@ -38,7 +38,7 @@ from typing import Annotated, ClassVar, Final, Self, assert_never
 from rollbridge.base.errors import InvalidRequestError, StreamRecreatedError
 from rollbridge.base.ids import PREPARED_FIRST, Epoch, SegmentId, SegmentNumber
 from rollbridge.base.mapper import NodeRecord, StoredAs
-from rollbridge.stream.keyspace import KeyRange, check_partition, even_ranges
+from rollbridge.stream.keyspace import KeyRange, check_partition, even_ranges, wrong_ranges
 from rollbridge.stream.segment_graph import Segment, SegmentGraph, Transition
 
 # Foundations
@@ -426,16 +426,13 @@ class EpochHistory:
         """
         numbers = set(seal)
         if not numbers:
-            raise InvalidRequestError(
-                "no segment to seal was named; a scale replaces one or more; nothing was written", code="invalid-ranges"
-            )
+            raise wrong_ranges("no segment to seal was named; a scale replaces one or more; nothing was written")
         active = {item.id.number: item for item in self.active.segments}
         missing = sorted(number for number in numbers if number not in active)
         if missing:
-            raise InvalidRequestError(
+            raise wrong_ranges(
                 f"segments to seal that are not active: {', '.join(map(str, missing))}; active in epoch "
-                f"{self.active.epoch} are {', '.join(map(str, sorted(active)))}; nothing was written",
-                code="invalid-ranges",
+                f"{self.active.epoch} are {', '.join(map(str, sorted(active)))}; nothing was written"
             )
         ordered = sorted(ranges)
         check_partition(ordered, [active[SegmentNumber(number)].range for number in sorted(numbers)])

@@ -29,7 +29,7 @@ import xxhash
 from confluent_kafka import cimpl
 from xxhash import xxh64_intdigest
 
-from rollbridge.base.errors import InvalidRequestError
+from rollbridge.base.errors import INVALID_RANGES, InvalidRequestError
 
 # The key space [0, 1): positions of keys and the ranges that segments hold.
 #
@@ -65,9 +65,8 @@ class KeyRange:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low < self.high <= 1.0:
-            raise InvalidRequestError(
-                f"[{self.low}, {self.high}) is not a key range: 0 <= low < high <= 1 must hold; nothing was written",
-                code="invalid-ranges",
+            raise wrong_ranges(
+                f"[{self.low}, {self.high}) is not a key range: 0 <= low < high <= 1 must hold; nothing was written"
             )
 
     def __contains__(self, position: float) -> bool:
@@ -85,12 +84,15 @@ class KeyRange:
         return f"[{_number(self.low)}, {_number(self.high)})"
 
 
+def wrong_ranges(why: str) -> InvalidRequestError:
+    """Return the error of key ranges, or of segments to seal, that cannot be."""
+    return InvalidRequestError(why, code=INVALID_RANGES)
+
+
 def even_ranges(count: int) -> list[KeyRange]:
     """Partition the key space into ``count`` ranges of the same size."""
     if not 1 <= count <= SEGMENTS_MAX:
-        raise InvalidRequestError(
-            f"{count} segments asked for; 1 to {SEGMENTS_MAX} are possible; nothing was written", code="invalid-ranges"
-        )
+        raise wrong_ranges(f"{count} segments asked for; 1 to {SEGMENTS_MAX} are possible; nothing was written")
     cuts = [number / count for number in range(count)] + [1.0]
     return [KeyRange(low, high) for low, high in pairwise(cuts)]
 
@@ -103,20 +105,17 @@ def cut_evenly(ranges: Iterable[KeyRange], count: int) -> list[KeyRange]:
     """
     found = sorted(ranges)
     if not found or count < 1:
-        raise InvalidRequestError("no range is to be cut, or into none; nothing was written", code="invalid-ranges")
+        raise wrong_ranges("no range is to be cut, or into none; nothing was written")
     whole = KeyRange(found[0].low, found[-1].high)
     if any(before.high != after.low for before, after in pairwise(found)):
-        raise InvalidRequestError(
-            "the segments to seal do not lie side by side; name each new range with --range; nothing was written",
-            code="invalid-ranges",
+        raise wrong_ranges(
+            "the segments to seal do not lie side by side; name each new range with --range; nothing was written"
         )
     width = whole.high - whole.low
     # Ends are computed as in even_ranges, so they are the same from both sides and the outermost are exact.
     cuts = [whole.low, *(whole.low + width * item.low for item in even_ranges(count)[1:]), whole.high]
     if any(before >= after for before, after in pairwise(cuts)):
-        raise InvalidRequestError(
-            f"{whole} is too narrow to be cut into {count} ranges; nothing was written", code="invalid-ranges"
-        )
+        raise wrong_ranges(f"{whole} is too narrow to be cut into {count} ranges; nothing was written")
     return [KeyRange(low, high) for low, high in pairwise(cuts)]
 
 
@@ -132,21 +131,16 @@ def check_partition(ranges: Sequence[KeyRange], whole: Sequence[KeyRange] | None
         InvalidRequestError: names the first overlap, gap or surplus.
     """
     if not ranges:
-        raise InvalidRequestError("no key range was given; nothing was written", code="invalid-ranges")
+        raise wrong_ranges("no key range was given; nothing was written")
     if len(ranges) > SEGMENTS_MAX:
-        raise InvalidRequestError(
-            f"{len(ranges)} ranges given; at most {SEGMENTS_MAX} are possible", code="invalid-ranges"
-        )
+        raise wrong_ranges(f"{len(ranges)} ranges given; at most {SEGMENTS_MAX} are possible")
     for before, after in pairwise(ranges):
         if before.high > after.low:
-            raise InvalidRequestError(
-                f"ranges {before} and {after} overlap; nothing was written", code="invalid-ranges"
-            )
+            raise wrong_ranges(f"ranges {before} and {after} overlap; nothing was written")
     given, wanted = _runs(ranges), _runs(whole or [KeyRange(0.0, 1.0)])
     if given != wanted:
-        raise InvalidRequestError(
-            f"the ranges cover {_show(given)} but must cover exactly {_show(wanted)}; nothing was written",
-            code="invalid-ranges",
+        raise wrong_ranges(
+            f"the ranges cover {_show(given)} but must cover exactly {_show(wanted)}; nothing was written"
         )
 
 

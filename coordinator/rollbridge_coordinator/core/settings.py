@@ -80,8 +80,6 @@ class LeaderSettings:
     """Bytes of frames from which on a transaction is merged in the background: into segments of its own that are not
     read yet, while others commit. Smaller ones take less time than the two epochs of such a merge. 0: none is.
     """
-    merges_beside_max: int = option(BESIDE_IDENTITIES, low=1, high=BESIDE_IDENTITIES)
-    """Transactions merged in the background at a time; further ones wait."""
     scale_wait_ms: int = 20_000
     """Time that a scale waits for native transactions of other Kafka clients before it is refused; keep it below the
     clients' ``admin_timeout_s``, so that the error names these transactions.
@@ -99,6 +97,8 @@ class LeaderSettings:
     snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
     scaling: ScalingSettings = field(default_factory=ScalingSettings)
 
+    merges_beside_max: ClassVar[int] = BESIDE_IDENTITIES
+    """Transactions merged in the background at a time; further ones wait."""
     round_transactions_max: ClassVar[int] = 5_000
     """Transactions in one native transaction."""
     rolling_transactions_max: ClassVar[int] = 10_000

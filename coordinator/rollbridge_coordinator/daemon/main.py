@@ -156,14 +156,14 @@ class Daemon:
         self._hook = hook
         self._requests = RequestTimes(ZOOKEEPER_OPERATIONS)
         self._session = ZooKeeperSession(
-            settings.zookeeper,
-            root=settings.zookeeper_root,
+            settings.connection.zookeeper,
+            root=settings.connection.zookeeper_root,
             session_timeout_s=settings.session_timeout_s,
             name=settings.name,
-            security=settings.zookeeper_security,
+            security=settings.connection.zookeeper_security,
             observe=self._requests.note,
         )
-        self._kafka = KafkaClient(settings.bootstrap_servers, security=settings.security)
+        self._kafka = KafkaClient(settings.connection.bootstrap_servers, security=settings.connection.kafka)
         self._metadata = Metadata(self._session)
         self._changed = threading.Event()
         self._stopping = threading.Event()
@@ -222,7 +222,7 @@ class Daemon:
 
     def _arrive(self) -> None:
         """Reach ZooKeeper and Kafka, without a limit of its own, and check that they belong together."""
-        settings, reach = self._settings, self._arrival.until
+        servers, reach = self._settings.connection, self._arrival.until
 
         def connect() -> None:
             if not self._session.await_start(ATTEMPT_S):
@@ -232,15 +232,19 @@ class Daemon:
             self._metadata.claim_cluster(cluster)
             self._metadata.lay_out()
 
-        reach(f"ZooKeeper at {settings.zookeeper}", connect)
-        cluster = reach(f"Kafka at {settings.bootstrap_servers}", self._kafka.topics.within(ATTEMPT_S).cluster_id)
-        reach(f"ZooKeeper at {settings.zookeeper}", lay_out)
+        reach(f"ZooKeeper at {servers.zookeeper}", connect)
+        cluster = reach(f"Kafka at {servers.bootstrap_servers}", self._kafka.topics.within(ATTEMPT_S).cluster_id)
+        reach(f"ZooKeeper at {servers.zookeeper}", lay_out)
 
     def _serve(self) -> None:
         self._session.on_state(self._state_changed)
         self._changed.set()
         self.is_serving = True
-        logger.info("coordinator.ready coordinator=%s kafka=%s", self._settings.name, self._settings.bootstrap_servers)
+        logger.info(
+            "coordinator.ready coordinator=%s kafka=%s",
+            self._settings.name,
+            self._settings.connection.bootstrap_servers,
+        )
         told: dict[GroupName, float] = {}
         while not self._stopping.is_set():
             has_changed = self._changed.wait(PROBE_S)
@@ -325,7 +329,7 @@ class Daemon:
         rules = Rules.of(host, socket.gethostname(), settings.page_url, settings.page_token)
         sources = PageSources(settings, self._kafka, board, self._session, self._known_coordinators, self.faults)
         with closing(sources), PageServer(host, port, rules, sources, PageActions(connection_of(settings))) as server:
-            yield settings.page_url or page_url(host, server.port, local_address(settings.zookeeper))
+            yield settings.page_url or page_url(host, server.port, local_address(settings.connection.zookeeper))
 
     def _known_coordinators(self) -> dict[str, Coordinator]:
         return {name: record for name, (_, record) in self._roll.records.items()}
@@ -334,7 +338,7 @@ class Daemon:
     def _shown(self) -> Iterator[None]:
         """Keep this process visible to the other coordinators inside the block, if they can reach it."""
         given = self._settings.peer_endpoint
-        address = given or (local_address(self._settings.zookeeper), 0)
+        address = given or (local_address(self._settings.connection.zookeeper), 0)
         if not self._settings.is_shown or address[0] is None:
             yield
             return

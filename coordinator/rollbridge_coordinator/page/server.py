@@ -34,7 +34,7 @@ from rollbridge.errors import (
     UnknownWriteError,
 )
 from rollbridge.observe.http_service import BoundedHandler, BoundHttpServer, HttpService, network_of
-from rollbridge.stream.keyspace import cut_evenly
+from rollbridge.stream.keyspace import cut_evenly, wrong_ranges
 from rollbridge_coordinator.page.admission import (
     JSON_TYPE,
     AbortRequest,
@@ -343,9 +343,8 @@ def _carry_out(bridge: Bridge, wish: AbortRequest | ExtendWish | ScaleWish) -> D
             sealed = [item.range for item in active.segments if item.id.number in seal]
             if len(sealed) < len(set(seal)):
                 numbers = ", ".join(str(item.id.number) for item in active.segments)
-                raise InvalidRequestError(
-                    f"not all of {list(seal)} are active segments; active are {numbers}; nothing was written",
-                    code="invalid-ranges",
+                raise wrong_ranges(
+                    f"not all of {list(seal)} are active segments; active are {numbers}; nothing was written"
                 )
             record = bridge.admin.scale(stream, seal=seal, ranges=cut_evenly(sealed, into))
             done = f"{stream} is in epoch {record.epoch} now, with {len(record.segments)} active segments."

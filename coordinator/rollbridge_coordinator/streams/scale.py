@@ -30,7 +30,7 @@ from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind,
 from rollbridge.stream.conditions import name_some
 from rollbridge.stream.config import StreamState as Lifecycle
 from rollbridge.stream.epochs import EpochCause, EpochHistory, EpochRecord
-from rollbridge.stream.keyspace import KeyRange, ranges_of
+from rollbridge.stream.keyspace import KeyRange, ranges_of, wrong_ranges
 from rollbridge.stream.names import Partition, StreamName
 from rollbridge.stream.scaling import ScalingPolicy, ScalingWait, ScalingWaits
 from rollbridge_coordinator.core.effects import (
@@ -111,11 +111,10 @@ def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest
     except InvalidRequestError as fault:
         if fault.code != INVALID_RANGES or stream.history.active.cause is not EpochCause.GROWN:
             raise
-        raise InvalidRequestError(
+        raise wrong_ranges(
             f"{fault}; partitions were added to topic {config.topic}, and were included: there are "
             f"{len(stream.history.active.segments)} segments now, with other ranges than before; repeat the request "
-            "with those that `stream describe` shows; nothing was sealed",
-            code=INVALID_RANGES,
+            "with those that `stream describe` shows; nothing was sealed"
         ) from fault
     check_segments(stream.config.name, len(record.segments), len(stream.history.active.segments))
     if (yield from _is_held(group, list(closed.values()), name, request, now_ms)):
