@@ -43,7 +43,8 @@ The tree::
     │  └─ ClientFencedError              a newer session of the same client name, or owner of the transaction
     ├─ CorruptDataError                  bytes that are not what they claim to be; carries where
     │  └─ NewerFormatError               a newer release wrote them: upgrade this one
-    └─ LocalEnvironmentError             this machine lacks something (Java, a free port, disk)
+    └─ LocalEnvironmentError             this machine lacks something (Java, a free port, disk). Also:
+                                         checksum-mismatch (of a file that was fetched)
 
 Errors carry data as attributes, not just text. ``code`` is stable and printed by ``--json``: that of the class, or one
 of those behind "also", for what needs no class of its own. ``exit_code`` is the process exit code that the command line
@@ -52,6 +53,7 @@ uses.
 
 from __future__ import annotations
 
+import re
 import warnings
 from typing import TYPE_CHECKING, ClassVar, Final
 
@@ -390,23 +392,8 @@ class LocalEnvironmentError(RollbridgeError):
     """This machine lacks something the command needs; the message names it."""
 
     code = "environment"
+    codes: ClassVar[tuple[str, ...]] = ("checksum-mismatch",)
     exit_code = 8
-
-
-_FORMER: Final = {
-    "AlreadyAbortedError": "already-aborted",
-    "AlreadyCommittedError": "already-committed",
-    "GroupMismatchError": "group-mismatch",
-    "InvalidRangesError": "invalid-ranges",
-    "InvalidTimeoutError": "invalid-timeout",
-    "ReplayDiffersError": "replay-differs",
-    "ScopeNotFoundError": "scope-not-found",
-    "StreamBusyError": "stream-busy",
-    "TransactionExpiredError": "transaction-expired",
-    "WrongClusterError": "wrong-cluster",
-    "ZooKeeperOutdatedError": "zookeeper-outdated",
-}
-"""Classes of the last release, and their codes."""
 
 
 def class_of(code: str, base: type[RollbridgeError] = RollbridgeError) -> type[RollbridgeError] | None:
@@ -419,10 +406,14 @@ def class_of(code: str, base: type[RollbridgeError] = RollbridgeError) -> type[R
 if not TYPE_CHECKING:  # names that are wrong are faults
 
     def __getattr__(name):
-        """Return the class that has taken the place of one of the last release; it is wider, see ``code``."""
-        if name not in _FORMER:
+        """Return the class that has taken the place of one of the last release, such as ``StreamBusyError``.
+
+        It is wider: only its ``code`` says what the former one did.
+        """
+        code = re.sub("(?<!^)(?=[A-Z])", "-", name.removesuffix("Error")).lower().replace("zoo-keeper", "zookeeper")
+        kind = class_of(code)
+        if kind is None or kind.code == code:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        kind = class_of(_FORMER[name])
-        why = f"rollbridge.errors.{name} is a {kind.__name__} now, with the code {_FORMER[name]!r}"
+        why = f"rollbridge.errors.{name} is a {kind.__name__} now, with the code {code!r}"
         warnings.warn(why, FutureWarning, stacklevel=2)
         return kind

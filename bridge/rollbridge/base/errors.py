@@ -57,12 +57,8 @@ class InvalidRequestError(RollbridgeError):
     """The request can never succeed as it is; nothing was written."""
 
     code = "invalid-request"
-    codes: ClassVar[tuple[str, ...]] = (
-        GROUP_MISMATCH,
-        INVALID_RANGES,
-        "invalid-timeout",
-        "offset-metadata-too-large",
-        "wrong-cluster",
+    codes: ClassVar[tuple[str, ...]] = tuple(
+        f"{GROUP_MISMATCH} {INVALID_RANGES} invalid-timeout offset-metadata-too-large wrong-cluster".split()
     )
     exit_code = 4
 

@@ -1,7 +1,6 @@
 """Settings of a leader: its bounds and delays, those of snapshots and those of scaling by load. Pure.
 
-Class variables are constants, which no file or variable sets: no cluster has needed other values. Simulations have
-smaller ones.
+Class variables are constants, which no file or variable sets. Simulations have smaller ones.
 """
 
 from __future__ import annotations

@@ -240,11 +240,8 @@ class Daemon:
         self._session.on_state(self._state_changed)
         self._changed.set()
         self.is_serving = True
-        logger.info(
-            "coordinator.ready coordinator=%s kafka=%s",
-            self._settings.name,
-            self._settings.connection.bootstrap_servers,
-        )
+        servers = self._settings.connection.bootstrap_servers
+        logger.info("coordinator.ready coordinator=%s kafka=%s", self._settings.name, servers)
         told: dict[GroupName, float] = {}
         while not self._stopping.is_set():
             has_changed = self._changed.wait(PROBE_S)

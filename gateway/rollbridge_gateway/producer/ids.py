@@ -128,13 +128,10 @@ _LOOK_S: Final = 0.2
 
 
 class NotHeldError(ZooKeeperUnavailableError):
-    """Another gateway serves the id, or may: nothing was written; ask again.
-
-    Attributes:
-        is_elsewhere: True if the client belongs to another gateway: it is to look again where that is.
-    """
+    """Another gateway serves the id, or may: nothing was written; ask again."""
 
     is_elsewhere = False
+    """True if the client belongs to another gateway: it is to look again where that is."""
 
 
 class Register:

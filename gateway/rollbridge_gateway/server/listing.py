@@ -61,7 +61,7 @@ def open_transactions(server: Services) -> Iterator[Listed]:
     try:
         yield from _open_transactions(server)
     except NotFoundError as fault:
-        if fault.code != NOTHING_SERVED:
+        if fault.code != NOTHING_SERVED:  # the first coordinator is still to come
             raise
 
 
