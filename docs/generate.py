@@ -393,7 +393,8 @@ def _prose(text: str) -> str:
 
 def _codes(exit_code: int) -> list[str]:
     found = {1: ["unexpected"], 2: ["usage"], 130: ["interrupted"]}.get(exit_code, [])
-    return found + sorted({error.code for error in _errors(RollbridgeError) if error.exit_code == exit_code})
+    kinds = [kind for kind in _errors(RollbridgeError) if kind.exit_code == exit_code]
+    return found + sorted({code for kind in kinds for code in (kind.code, *vars(kind).get("codes", ()))})
 
 
 def _errors(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:

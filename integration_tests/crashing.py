@@ -1,7 +1,7 @@
-"""A coordinator that kills or stops itself at a named effect: ``python crashing.py ARGUMENTS``, as the daemon's own.
+"""A coordinator that kills or stops itself, or has other constants: ``python crashing.py ARGUMENTS``.
 
 The coordinator's interpreter tells a hook of each effect; this file is that hook and the way to inject it, so the
-product knows nothing of it. Two variables of the environment say where:
+product knows nothing of it. Variables of the environment say where, and with what:
 
 ``CRASH_AT=procedure/Effect:before|fenced|after[:n]``
     dies by SIGKILL at the n-th (default first) such effect, for example ``finish_roll/Seal:after:2``. The procedure is
@@ -11,6 +11,8 @@ product knows nothing of it. Two variables of the environment say where:
     takes the same; the process stops itself with SIGSTOP there, until somebody sends SIGCONT.
 ``FORGET_AFTER_MS``
     is the age at which sessions are forgotten in which nothing is open, and of whose clients nothing is remembered.
+``CONSTANT_BOOKKEEPING_MS=200``
+    is a number in place of the constant ``bookkeeping_ms`` of a leader's settings; likewise of the others.
 
 It imports nothing but the product, since containers get this one file.
 """
@@ -29,8 +31,10 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from rollbridge.base.effects import AnyEffect, Steps
+from rollbridge.base.options import constants_of
 from rollbridge_coordinator.__main__ import main
 from rollbridge_coordinator.core.interpreter import Moment
+from rollbridge_coordinator.core.settings import LeaderSettings, ScalingSettings, SnapshotSettings
 from rollbridge_coordinator.history import sessions
 
 logger = logging.getLogger("crashing")
@@ -38,9 +42,11 @@ logger = logging.getLogger("crashing")
 CRASH_AT: Final = "CRASH_AT"
 STOP_AT: Final = "STOP_AT"
 FORGET_AFTER_MS: Final = "FORGET_AFTER_MS"
+CONSTANT: Final = "CONSTANT_"
 PROGRAM: Final = str(Path(__file__).resolve())
 """What is run in place of ``-m rollbridge_coordinator``."""
 _SIGNALS: Final = {CRASH_AT: signal.SIGKILL, STOP_AT: signal.SIGSTOP}
+_SETTINGS: Final = (LeaderSettings, SnapshotSettings, ScalingSettings)
 _FORM: Final = re.compile(r"(\w+)/(\w+):(before|fenced|after)(?::([1-9]\d*))?")
 
 
@@ -90,7 +96,7 @@ class CrashPoint:
 
 def is_crashing(environment: Mapping[str, str]) -> bool:
     """Whether a coordinator with this environment is to be run by this file."""
-    return bool(environment.keys() & {*_SIGNALS, FORGET_AFTER_MS})
+    return any(name in (*_SIGNALS, FORGET_AFTER_MS) or name.startswith(CONSTANT) for name in environment)
 
 
 def program(environment: Mapping[str, str]) -> list[str]:
@@ -104,6 +110,15 @@ def forget_early(environment: Mapping[str, str]) -> None:
         vars(sessions).update(KEPT_MS=int(environment[FORGET_AFTER_MS]), CHECK_MS=1)
 
 
+def set_constants(environment: Mapping[str, str]) -> None:
+    """Replace constants as the environment says."""
+    for name in (name for name in environment if name.startswith(CONSTANT)):
+        constant = name.removeprefix(CONSTANT).lower()
+        (kind,) = (kind for kind in _SETTINGS if constant in constants_of(kind))
+        setattr(kind, constant, int(environment[name]))
+
+
 if __name__ == "__main__":
+    set_constants(os.environ)
     forget_early(os.environ)
     main(sys.argv[1:], obj=CrashPoint.named_in(os.environ))

@@ -24,7 +24,7 @@ OFTEN = {
     f"{PREFIX}SNAPSHOT_MIN_TIME_IN_MILLIS": "200",
     f"{PREFIX}SNAPSHOT_REPLAY_MAX": "100",
     # Snapshots are about what stands in the buffers, which these tests therefore keep.
-    "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": str(24 * 3600 * 1000),
+    "CONSTANT_TRUNCATE_BUFFERS_MS": str(24 * 3600 * 1000),
 }
 
 

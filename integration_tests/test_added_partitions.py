@@ -31,7 +31,7 @@ KEYS = [b"key-%d" % number for number in range(40)]
 def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """One whose leader looks at adopted topics often."""
     logs = tmp_path_factory.mktemp("coordinators")
-    with Site(cluster, f"/{logs.name}-added", logs, ROLLBRIDGE_COORDINATOR_TOPIC_CHECK_MS="200") as site:
+    with Site(cluster, f"/{logs.name}-added", logs, CONSTANT_TOPIC_CHECK_MS="200") as site:
         yield site
 
 

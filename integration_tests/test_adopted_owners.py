@@ -10,6 +10,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
+from bridge.tests.refusals import raises_code
 from integration_tests.adopted_owners import FAST
 from integration_tests.adopted_topics import KEYS, PARTITIONS, create_anew, found, grow, kafka, native, site, topic
 from integration_tests.backends.local import LocalCluster
@@ -17,7 +18,7 @@ from integration_tests.clients import Site, adopt, consumer_of, read_committed
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.doctor.verify import make_plan
-from rollbridge.errors import InvalidRequestError, StreamBusyError, TransactionAbortedError, TruncatedError
+from rollbridge.errors import InvalidRequestError, TransactionAbortedError, TruncatedError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED
 
@@ -90,7 +91,7 @@ def test_commits_to_a_topic_that_is_gone_end_as_aborted_and_say_why(
     assert not make_plan(KafkaClient(site.cluster.bootstrap_servers).topics, config, history).segments, (
         "nothing to verify"
     )
-    with pytest.raises(StreamBusyError):
+    with raises_code("stream-busy"):
         client.admin.release_topic(topic)
     refused = waiting.exception(PATIENCE_S)
     if refused is not None:
@@ -119,7 +120,7 @@ def test_a_release_is_refused_while_transactions_are_open_and_changes_nothing(
     adopt(client, topic, partitioner="murmur2")
     transaction = begun(client, topic, b"ours-")
     eventually(lambda: transaction.id in [item.id for item in client.admin.transactions()], "its leader has read it")
-    with pytest.raises(StreamBusyError):
+    with raises_code("stream-busy"):
         client.admin.release_topic(topic)
     transaction.commit()
     client.admin.release_topic(topic)
@@ -154,7 +155,7 @@ def test_a_topic_is_left_once_what_native_producers_have_open_has_ended(
     assert open_one.flush(30) == 0
     admin = KafkaClient(servers).topics
     was, split = admin.describe([topic]), [(0.0, 0.1), (0.1, 0.25)]
-    with pytest.raises(StreamBusyError, match="nothing was changed"):
+    with raises_code("stream-busy", match="nothing was changed"):
         client.admin.scale(topic, seal=[0], ranges=split, leave_topic=True)
     assert admin.describe([topic]) == was
     native(site, topic, [b"beside"])

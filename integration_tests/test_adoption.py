@@ -10,11 +10,12 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 import rollbridge
+from bridge.tests.refusals import raises_code
 from integration_tests.adopted_topics import KEYS, PARTITIONS, create_anew, found, kafka, messages, native, site, topic
 from integration_tests.clients import Site, adopt, consumer_of, consumer_raises
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
-from rollbridge.errors import NotFoundError, StreamBusyError, StreamNotFoundError, StreamRecreatedError
+from rollbridge.errors import NotFoundError, StreamNotFoundError, StreamRecreatedError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import TOPIC_RECREATED
@@ -158,7 +159,7 @@ def test_a_topic_is_not_released_while_a_transaction_is_open_that_was_begun_just
         txn = client.begin(topic)
         txn.write(topic, KEYS[0], b"1")
         txn.flush()
-        with pytest.raises(StreamBusyError):
+        with raises_code("stream-busy"):
             client.admin.release_topic(topic)
         txn.abort()
     client.admin.release_topic(topic)

@@ -12,20 +12,16 @@ from collections.abc import Callable, Iterator
 import pytest
 from kio.schema.errors import ErrorCode
 
+from bridge.tests.refusals import raises_code
 from integration_tests.adapter_tools import await_settled, batch_of, read_values
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import eventually
+from rollbridge.errors import FencedError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.errors import (
-    AppendRefusedError,
-    AppendUnknownError,
-    InvalidStateError,
-    KafkaUnavailableError,
-    ProducerFencedError,
-)
+from rollbridge.kafka.errors import AppendRefusedError, AppendUnknownError, KafkaUnavailableError
 from rollbridge.kafka.metadata import Cluster, Isolation
 from rollbridge.kafka.topics import TopicSpec
 from rollbridge.kafka.transactions import (
@@ -116,7 +112,7 @@ def test_a_produce_that_is_lost_leaves_nothing(
     proxy.await_strike()
     assert appender.state is AppenderState.UNKNOWN
     for attempt in (appender.commit, appender.abort, lambda: appender.append([])):
-        with pytest.raises(InvalidStateError, match="unknown"):
+        with raises_code("invalid-state", match="unknown"):
             attempt()
     appender.init()
     appender.append((name, batch_of([b"after"])) for name in topics)
@@ -353,7 +349,7 @@ def test_a_zombie_whose_answer_was_lost_is_told_so_and_harms_nobody(
         old.commit()
     new = opener(servers)
     new.append([(topics[0], batch_of([b"new"]))])
-    with pytest.raises(ProducerFencedError):
+    with pytest.raises(FencedError):
         old.init()
     new.append([(topics[0], batch_of([b"new too"]))])
     new.commit()
@@ -543,7 +539,7 @@ def test_an_id_that_the_coordinator_forgot_is_taken_again_unless_somebody_has_it
     newer.append([(topic_prefix, batch_of([b"3"]))])  # an id with a transaction is not forgotten
     with pytest.raises(AppendUnknownError, match="INVALID_PRODUCER_ID_MAPPING"):
         replaced.append([(topic_prefix, batch_of([b"refused"]))])
-    with pytest.raises(ProducerFencedError):
+    with pytest.raises(FencedError):
         replaced.init()
     newer.commit()
     assert read_values(servers, topic_prefix) == [b"1", b"1", b"1", b"2", b"3"]

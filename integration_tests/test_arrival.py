@@ -20,7 +20,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import command, coordinator, until
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S, await_exit
-from rollbridge.errors import KafkaUnavailableError, WrongClusterError
+from rollbridge.errors import InvalidRequestError, KafkaUnavailableError
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 
@@ -103,7 +103,7 @@ def test_what_waiting_cannot_mend_ends_it_at_once(cluster: AnyCluster, root: str
     line = command(cluster, root, "early", {})
     found = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert (found.returncode, "belongs to Kafka cluster another-cluster" in found.stderr) == (
-        WrongClusterError.exit_code,
+        InvalidRequestError.exit_code,
         True,
     ), found
 

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 import rollbridge
+from bridge.tests.refusals import raises_code
 from integration_tests.clients import Site
 from rollbridge import ANY, DLSN, EMPTY, SN
 from rollbridge.base.ids import SegmentId
@@ -24,7 +25,6 @@ from rollbridge.errors import (
     InvalidNameError,
     InvalidRequestError,
     RecordTooLargeError,
-    ScopeNotFoundError,
     StreamNotFoundError,
     TransactionIdOutOfOrderError,
 )
@@ -383,7 +383,7 @@ def test_an_sn_where_no_record_stands_is_refused(writer: CasWriter) -> None:
 def test_a_stream_that_does_not_exist(client: rollbridge.Bridge, ledger: str) -> None:
     with pytest.raises(StreamNotFoundError):
         client.cas_writer(f"{ledger}-no")
-    with pytest.raises(ScopeNotFoundError):
+    with raises_code("scope-not-found"):
         client.cas_writer("nobody-made-this/ledger")
     with pytest.raises(StreamNotFoundError, match="no stream has adopted topic ledger"):
         client.cas_writer("ledger")

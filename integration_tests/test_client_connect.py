@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 import rollbridge
+from bridge.tests.refusals import raises_code
 from integration_tests.backends.interface import AnyCluster
-from rollbridge.errors import ConfigError, NothingServedError
+from rollbridge.errors import ConfigError
 
 
 def test_the_environment_says_where_and_the_process_who(
@@ -21,7 +22,7 @@ def test_the_environment_says_where_and_the_process_who(
     with rollbridge.connect() as client:
         assert client.settings.bootstrap_servers == cluster.bootstrap_servers
         assert client.client_name.endswith(f"-{os.getpid()}")
-        with pytest.raises(NothingServedError, match=root):
+        with raises_code("nothing-served", match=root):
             client.admin.list_streams()
     with rollbridge.connect(client_name="rollbridge") as named:
         assert named.client_name == "rollbridge"

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 import pytest
 
 import rollbridge
+from bridge.tests.refusals import raises_code
 from integration_tests.clients import Site
 from integration_tests.command_line import Cli
 from integration_tests.pauses import pause
 from rollbridge.base.ids import TransactionId
 from rollbridge.errors import (
-    AlreadyAbortedError,
     ClientFencedError,
     ConflictError,
     TransactionCommittedError,
@@ -187,7 +187,7 @@ def test_what_only_its_owner_can_commit_is_refused(site: Site, client: rollbridg
 def test_ended_and_unknown_transactions_are_told_apart(client: rollbridge.Bridge, ledger: str) -> None:
     gone = client.begin(ledger)
     gone.abort("no use")
-    with pytest.raises(AlreadyAbortedError, match="no use"):
+    with raises_code("already-aborted", match="no use"):
         client.commit_arrived(gone.id)
     with pytest.raises(TransactionNotFoundError):
         client.commit_arrived(TransactionId.of(0, 1 << 90))

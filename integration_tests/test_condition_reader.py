@@ -10,6 +10,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import create_topic, produce
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.config import ConnectionSettings
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.seal import SEALED
@@ -43,7 +44,9 @@ def test_a_topic_to_which_partitions_were_added_while_it_was_closed_is_opened_ag
     """They are not among those that are sealed, so what brokers have taken there would end nowhere."""
     servers, topic, group = cluster.bootstrap_servers, unique_name("topic"), GroupName(unique_name("scope"))
     create_topic(servers, topic)
-    settings = CoordinatorSettings(bootstrap_servers=servers, zookeeper=cluster.zookeeper)
+    settings = CoordinatorSettings(
+        connection=ConnectionSettings(bootstrap_servers=servers, zookeeper=cluster.zookeeper)
+    )
     with (
         ZooKeeperSession(cluster.zookeeper, root=f"/{group.scope}") as session,
         KafkaClient(servers) as kafka,

@@ -14,7 +14,6 @@ from integration_tests.clients import Site, header_of
 from rollbridge.base.ids import split_local_sequence
 from rollbridge.client.cooperative import CooperativeEnding
 from rollbridge.errors import (
-    AlreadyAbortedError,
     ClientFencedError,
     ConflictError,
     InvalidRequestError,
@@ -146,7 +145,7 @@ def test_an_abort_and_a_label_of_a_series_that_is_not_the_latest(
     ticket, handle = write(shared, 0, orders, what=b"aborted")
     assert shared.abort(ticket, "no more")
     assert shared.abort(ticket)
-    with pytest.raises((TransactionClosedError, AlreadyAbortedError)):
+    with pytest.raises((TransactionClosedError, TransactionAbortedError)):
         shared.commit(ticket, [handle])
     for series in ("a", "b"):
         cooperative = shared.cooperative(orders, series=series, number=0)

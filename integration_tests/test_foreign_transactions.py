@@ -19,6 +19,7 @@ import pytest
 from confluent_kafka import KafkaException, Producer
 
 import rollbridge
+from bridge.tests.refusals import raises_code
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import coordinator
 from integration_tests.crashing import STOP_AT
@@ -26,7 +27,7 @@ from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.pauses import is_stopped
 from rollbridge.doctor.checks import epochs
 from rollbridge.doctor.facts import gather
-from rollbridge.errors import StreamBusyError, StreamNotFoundError, TransactionAbortedError
+from rollbridge.errors import StreamNotFoundError, TransactionAbortedError
 from rollbridge.metadata.changes import SUSPENDED
 from rollbridge.stream.epochs import EpochRecord
 from rollbridge.stream.keyspace import KeySpace
@@ -170,7 +171,7 @@ def test_a_scale_waits_without_holding_up_others_and_is_refused_after_a_bound_or
         assert stage.log_of("first").count('for="native transactions of others') == 1, "one line a minute"
     with stage.leader("second", ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS="500"):
         who = rf"transactional id {stage.foreign_id}, open on .* since offset 0.*--abort-foreign"
-        with pytest.raises(StreamBusyError, match=who):
+        with raises_code("stream-busy", match=who):
             asked.result(PATIENCE_S)
         assert len(stage.b.admin.history(orders).records) == 1
         assert stage.scale(stage.orders, abort_foreign=True).result(PATIENCE_S).epoch == 1
@@ -236,13 +237,13 @@ def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -
         with pytest.raises(TransactionAbortedError, match=r"unwanted; it waited for stream .* which is suspended"):
             answers[1].result(PATIENCE_S)
 
-        with pytest.raises(
-            StreamBusyError, match=rf"has begun, .* it waits for .*transactional id {stage.foreign_id}.*finished"
+        with raises_code(
+            "stream-busy", match=rf"has begun, .* it waits for .*transactional id {stage.foreign_id}.*finished"
         ):
             asked.result(PATIENCE_S)  # after the bound of a scale: it is not given up
-        with pytest.raises(StreamBusyError, match=r"cannot be scaled: .* has begun, .* it waits"):
+        with raises_code("stream-busy", match=r"cannot be scaled: .* has begun, .* it waits"):
             stage.scale(stage.orders).result(PATIENCE_S)
-        with pytest.raises(StreamBusyError, match=r"cannot be truncated now: .* has begun, .* it waits"):
+        with raises_code("stream-busy", match=r"cannot be truncated now: .* has begun, .* it waits"):
             stage.b.admin.truncate(orders, "latest")
         found = [item for item in epochs(gather(stage.b.settings)) if item.check == "stream-error"]
         assert len(found) == 1

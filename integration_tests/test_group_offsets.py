@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterator
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from bridge.tests.refusals import raises_code
 from integration_tests.adapter_tools import batch_of, read_values, stored_offsets
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually
+from rollbridge.errors import FencedError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.clients import consumer_config
-from rollbridge.kafka.errors import AppendRefusedError, InvalidStateError, ProducerFencedError
+from rollbridge.kafka.errors import AppendRefusedError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.group_offsets import METADATA_CHARACTERS_MAX, OffsetDetails, is_too_large
@@ -90,7 +92,7 @@ def test_no_offsets_are_no_transaction(appender: TransactionalAppender, topic: s
     appender.send_offsets(topic, {})
     assert appender.state is AppenderState.READY
     appender.close()
-    with pytest.raises(InvalidStateError):
+    with raises_code("invalid-state"):
         appender.send_offsets(topic, {(topic, 0): 1})
 
 
@@ -116,7 +118,7 @@ def test_a_fenced_user_commits_no_offsets(
     appender.send_offsets(topic, {(topic, 0): 1})
     with KafkaClient(servers).appender(topic_prefix) as newer:
         newer.init()
-        with pytest.raises(ProducerFencedError):
+        with pytest.raises(FencedError):
             appender.send_offsets(topic, {(topic, 0): 2})
         newer.send_offsets(topic, {(topic, 1): 5})
         newer.commit()

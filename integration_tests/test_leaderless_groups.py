@@ -14,7 +14,7 @@ from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import CoordinatorUnavailableError, UnavailableError, UnknownWriteError
 from rollbridge.metadata import paths
 from rollbridge.metadata.client_sessions import ClientSession
-from rollbridge.metadata.errors import NodeExistsError
+from rollbridge.metadata.errors import NodeConflictError
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import GroupName
@@ -108,7 +108,7 @@ def test_a_leader_that_hangs_takes_no_time_of_the_groups_behind_it(
     def is_taken() -> bool:
         try:
             session.create(paths.leader(lost), b"hung", ephemeral=True)
-        except NodeExistsError:  # the coordinator's, which gives it up again
+        except NodeConflictError:  # the coordinator's, which gives it up again
             return False
         return True
 

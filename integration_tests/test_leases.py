@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import rollbridge
+from bridge.tests.refusals import raises_code
 from integration_tests.clients import Site, until
 from integration_tests.command_line import Cli
-from rollbridge.errors import InvalidTimeoutError, TransactionClosedError, TransactionNotFoundError
+from rollbridge.errors import TransactionClosedError, TransactionNotFoundError
 
 SHORT = timedelta(seconds=3)
 LONG = timedelta(hours=2)
@@ -84,9 +85,9 @@ def test_a_lease_is_extended_from_a_terminal(site: Site, client: rollbridge.Brid
 def test_impossible_leases_are_refused_before_anything_is_sent(client: rollbridge.Bridge, orders: str) -> None:
     transaction = client.begin(orders)
     for lease in (timedelta(0), timedelta(days=8)):
-        with pytest.raises(InvalidTimeoutError):
+        with raises_code("invalid-timeout"):
             transaction.extend(lease)
-        with pytest.raises(InvalidTimeoutError):
+        with raises_code("invalid-timeout"):
             client.extend(transaction.id, lease)
     transaction.abort()
     with pytest.raises(TransactionNotFoundError):

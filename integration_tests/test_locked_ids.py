@@ -14,9 +14,10 @@ from integration_tests.clients import Site
 from integration_tests.patience import eventually
 from integration_tests.three_brokers import NODES, ThreeBrokers
 from rollbridge.doctor.facts import gather
+from rollbridge.errors import FencedError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError, TransactionalIdLockedError
+from rollbridge.kafka.errors import AppendUnknownError, TransactionalIdLockedError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.names import StreamName
@@ -184,7 +185,7 @@ def test_an_id_is_locked_until_its_partitions_have_taken_markers(
             victim.restart()
         eventually(lambda: not first.is_locked(), "the partition has taken its marker", HEALED_S)
         second.init()
-        with pytest.raises(ProducerFencedError):
+        with pytest.raises(FencedError):
             first.append([(other, batch)])
         second.append([(other, batch)])
         second.commit()

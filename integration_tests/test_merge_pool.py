@@ -12,6 +12,7 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually
 from rollbridge.buffer.frames import PieceKey
 from rollbridge.buffer.state import FrameRef
+from rollbridge.config import ConnectionSettings
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
 from rollbridge_coordinator.config import CoordinatorSettings
@@ -27,7 +28,9 @@ class Place:
 
     def __init__(self, cluster: AnyCluster, appender: TransactionalAppender, topic: str, timeout_s: float) -> None:
         servers, zookeeper = cluster.bootstrap_servers, cluster.zookeeper
-        settings = CoordinatorSettings(bootstrap_servers=servers, zookeeper=zookeeper, merge_timeout_s=timeout_s)
+        settings = CoordinatorSettings(
+            connection=ConnectionSettings(bootstrap_servers=servers, zookeeper=zookeeper), merge_timeout_s=timeout_s
+        )
         self.appender, self.topic = appender, topic
         self.merge_pool = MergePool(settings, KafkaClient(servers), [appender], refusal)
 

@@ -15,6 +15,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 import rollbridge
+from bridge.tests.refusals import raises_code
 from integration_tests.adapter_tools import stored_offsets
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, patient_client
@@ -23,9 +24,7 @@ from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
 from rollbridge.errors import (
     ClientFencedError,
-    GroupMismatchError,
     InvalidRequestError,
-    RolledBackError,
     StreamNotFoundError,
     TransactionRefusedError,
 )
@@ -113,7 +112,7 @@ def test_rolling_back_leaves_out_what_came_after(
     assert txn.records == 1
     for future in gone:
         assert future.done()
-        with pytest.raises(RolledBackError, match="visible nowhere"):
+        with raises_code("rolled-back", match="visible nowhere"):
             future.result()
     with pytest.raises(InvalidRequestError, match="rolled back to a savepoint before number 2"):
         txn.rollback_to(second)
@@ -291,7 +290,7 @@ def test_a_stream_joins_only_if_it_could_have_been_named_at_the_begin(
     elsewhere = f"{scope}/elsewhere"
     client.admin.create_stream(elsewhere, group="other")
     txn = client.begin(orders)
-    with pytest.raises(GroupMismatchError, match="nothing was written"):
+    with raises_code("group-mismatch", match="nothing was written"):
         txn.write(elsewhere, key=b"a", value=b"1")
     with pytest.raises(StreamNotFoundError):
         txn.write_all(f"{scope}/nowhere", [(b"a", b"1")])
@@ -327,7 +326,7 @@ def test_a_stream_that_joined_is_not_deleted_before_the_end(
         txn = client.begin(orders)
         txn.write(ledger, key=b"a", value=b"1")
         txn.flush()
-        with pytest.raises(rollbridge.errors.StreamBusyError):
+        with raises_code("stream-busy"):
             client.admin.delete_stream(ledger)
         txn.abort()
     client.admin.delete_stream(ledger)

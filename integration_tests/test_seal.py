@@ -14,9 +14,9 @@ from integration_tests.adapter_tools import await_settled, batch_of, read_messag
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import producer_config
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge.errors import InvalidRequestError
+from rollbridge.errors import InvalidRequestError, UnavailableError
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.errors import AppendRefusedError, SealTimeoutError, TopicNotFoundError
+from rollbridge.kafka.errors import AppendRefusedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.records import Compression
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
@@ -205,9 +205,9 @@ def test_a_native_transaction_that_is_open_is_waited_for(servers: str, admin: To
     with KafkaClient(servers).appender(topic) as appender:
         appender.init()
         appender.append([(topic, batch_of([b"in time"]))])
-        with pytest.raises(SealTimeoutError, match="native transaction") as hangs:
+        with pytest.raises(UnavailableError, match="native transaction") as hangs:
             admin.seal([topic], timeout_s=5)
-        assert set(hangs.value.topics) == {topic}
+        assert vars(hangs.value)["topics"].keys() == {topic}
         # It can still be committed, but not go on.
         appender.commit()
         assert admin.seal([topic]) == {topic: 4}  # two markers of barriers, and one of the transaction

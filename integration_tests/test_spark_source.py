@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import rollbridge
+from bridge.tests.refusals import raises_code
 from integration_tests.clients import Site
 from integration_tests.grown_streams import KEYS, grow, grow_narrowly, write
 from integration_tests.kafka_tools import produce
@@ -22,7 +23,6 @@ from integration_tests.spark_tools import options_of, run_to_end
 from rollbridge.base.ids import SegmentId
 from rollbridge.config import ClientOptions
 from rollbridge.errors import (
-    GroupMismatchError,
     InvalidRequestError,
     KafkaUnavailableError,
     RollbridgeError,
@@ -371,7 +371,7 @@ def test_what_can_not_be_read_is_refused_and_says_why(
         load("", startingofset="x")
     with pytest.raises(PySparkException, match=f"stream {orders}-not does not exist"):
         load(orders + "-not").collect()
-    with pytest.raises(GroupMismatchError, match=r"belongs to group .*, not to other/default"):
+    with raises_code("group-mismatch", match=r"belongs to group .*, not to other/default"):
         here.rows(orders, group="other/default")
     with pytest.raises(InvalidRequestError, match="has no segment"):
         here.rows(orders, startingOffsets="7-7:3:0")

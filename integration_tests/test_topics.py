@@ -9,10 +9,9 @@ import pytest
 from integration_tests.adapter_tools import batch_of, read_values
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import eventually
-from rollbridge.errors import InvalidRequestError, KafkaUnavailableError, NotFoundError
+from rollbridge.errors import ConflictError, InvalidRequestError, KafkaUnavailableError, NotFoundError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.errors import TopicMismatchError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
 
@@ -48,12 +47,12 @@ def test_creating_is_repeatable(admin: TopicAdmin, topic_prefix: str) -> None:
 
 def test_a_topic_that_differs_is_named_and_left_alone(admin: TopicAdmin, topic_prefix: str) -> None:
     admin.create_topics([TopicSpec(name=topic_prefix, config={"retention.ms": "1000"})])
-    with pytest.raises(TopicMismatchError) as mismatch:
+    with pytest.raises(ConflictError) as mismatch:
         admin.create_topics([TopicSpec(name=topic_prefix, partitions=2, config={"retention.ms": "-1"})])
-    assert mismatch.value.topic == topic_prefix
-    assert mismatch.value.differences == {"partitions": ("2", "1"), "retention.ms": ("-1", "1000")}
+    assert mismatch.value.resource == f"topic {topic_prefix}"
+    assert vars(mismatch.value)["differences"] == {"partitions": ("2", "1"), "retention.ms": ("-1", "1000")}
     assert admin.describe([topic_prefix])[topic_prefix].config["retention.ms"] == "1000"
-    with pytest.raises(TopicMismatchError):
+    with pytest.raises(ConflictError):
         admin.create_topics([TopicSpec(name=f"{topic_prefix}-b"), TopicSpec(name=topic_prefix, partitions=2)])
     assert set(admin.topic_ids([topic_prefix, f"{topic_prefix}-b"])) == {topic_prefix}, "nothing is left behind"
 

@@ -40,7 +40,7 @@ from rollbridge.stream.reading import KeyLineage
 from rollbridge_coordinator.core.frame_reader import FrameReader
 
 SETTINGS = {
-    "ROLLBRIDGE_COORDINATOR_TRUNCATE_BUFFERS_MS": "100",
+    "CONSTANT_TRUNCATE_BUFFERS_MS": "100",
     "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "100",
 }
 

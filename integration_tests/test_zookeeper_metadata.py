@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import pytest
 
+from bridge.tests.refusals import raises_code
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import until
 from integration_tests.patience import PATIENCE_S
 from rollbridge.base import deadlines
 from rollbridge.base.deadlines import answers_within
 from rollbridge.base.ids import Epoch, SegmentId, TransactionId, counter_of
-from rollbridge.errors import CoordinatorUnavailableError, CorruptDataError, UnknownWriteError, WrongClusterError
+from rollbridge.errors import CoordinatorUnavailableError, CorruptDataError, UnknownWriteError
 from rollbridge.metadata import paths, store
 from rollbridge.metadata.records import (
     ClusterIdentity,
@@ -174,7 +175,7 @@ def test_a_path_belongs_to_the_cluster_that_used_it_first(metadata: Metadata) ->
     first = metadata.claim_cluster("cluster-a", 5)
     assert first == ClusterIdentity("cluster-a", 5)
     assert metadata.claim_cluster("cluster-a", 6) == first
-    with pytest.raises(WrongClusterError) as refused:
+    with raises_code("wrong-cluster") as refused:
         metadata.claim_cluster("cluster-b")
     for named in ("cluster-a", "cluster-b", metadata.session.root):
         assert named in str(refused.value)
@@ -189,7 +190,7 @@ def test_a_path_that_only_exists_is_claimed(metadata: Metadata) -> None:
 
 def test_a_newer_layout_is_refused(metadata: Metadata) -> None:
     metadata.session.create("/", replace(ClusterIdentity("cluster-a", 1), format=99).to_json(), parents=True)
-    with pytest.raises(WrongClusterError, match="99"):
+    with raises_code("wrong-cluster", match="99"):
         metadata.claim_cluster("cluster-a")
 
 

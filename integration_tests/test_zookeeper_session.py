@@ -13,6 +13,7 @@ import pytest
 from kazoo.protocol.serialization import CloseInstance
 
 import rollbridge.metadata.session
+from bridge.tests.refusals import raises_code
 from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import expire, until
@@ -20,10 +21,8 @@ from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
 from rollbridge.metadata.errors import (
-    NodeExistsError,
+    NodeConflictError,
     NodeMissingError,
-    NodeNotEmptyError,
-    NodeVersionMismatchError,
     ZooKeeperRefusedError,
 )
 from rollbridge.metadata.records import (
@@ -131,17 +130,17 @@ def test_everything_stands_below_chroot_and_root(cluster: AnyCluster, root: str)
 def test_refusals_say_that_nothing_was_written(session: ZooKeeperSession) -> None:
     session.create("/a", b"", parents=True)
     session.create("/a/b")
-    with pytest.raises(NodeExistsError):
+    with raises_code("node-exists"):
         session.create("/a/b")
     with pytest.raises(NodeMissingError):
         session.create("/x/y")
     with pytest.raises(NodeMissingError):
         session.set("/x", b"")
-    with pytest.raises(NodeVersionMismatchError):
+    with raises_code("node-version-mismatch"):
         session.set("/a", b"", 5)
-    with pytest.raises(NodeVersionMismatchError):
+    with raises_code("node-version-mismatch"):
         session.delete("/a/b", 5)
-    with pytest.raises(NodeNotEmptyError):
+    with raises_code("node-not-empty"):
         session.delete("/a")
 
 
@@ -177,15 +176,15 @@ def test_many_reads_at_once_keep_their_order(session: ZooKeeperSession) -> None:
 @pytest.mark.parametrize(
     ("refused", "error"),
     [
-        (CheckNode("/a", 7), NodeVersionMismatchError),
+        (CheckNode("/a", 7), NodeConflictError),
         (CheckNode("/nowhere"), NodeMissingError),
-        (CreateNode("/a", b""), NodeExistsError),
+        (CreateNode("/a", b""), NodeConflictError),
         (CreateNode("/nowhere/x", b""), NodeMissingError),
-        (SetNode("/a", b"", 7), NodeVersionMismatchError),
+        (SetNode("/a", b"", 7), NodeConflictError),
         (SetNode("/nowhere", b""), NodeMissingError),
-        (DeleteNode("/a", 7), NodeVersionMismatchError),
+        (DeleteNode("/a", 7), NodeConflictError),
         (DeleteNode("/nowhere"), NodeMissingError),
-        (DeleteNode("/parent"), NodeNotEmptyError),
+        (DeleteNode("/parent"), NodeConflictError),
     ],
 )
 def test_a_multi_is_all_or_nothing_and_names_what_was_refused(
@@ -239,7 +238,7 @@ def test_pipelined_multis_are_independent(session: ZooKeeperSession) -> None:
         [[CreateNode("/b", b"")], [CreateNode("/a", b"")], [CheckNode("/a"), CreateNode("/c", b"")]]
     )
     assert outcomes[0] is None
-    assert isinstance(outcomes[1], NodeExistsError)
+    assert isinstance(outcomes[1], NodeConflictError)
     assert outcomes[2] is None
     assert session.children("/") == ["a", "b", "c"]
 

@@ -392,9 +392,8 @@ class ClientOptions:
     transaction_bytes_max: int = 16 * GIB
     """Largest transaction that is written; coordinators abort larger ones."""
     open_transactions_max: int = 100_000
-    """Maximum number of transactions that this connection keeps open at once."""
-    client_names_max: int = 100_000
-    """Maximum number of other client names that this connection serves at once, a few kilobytes each."""
+    """Maximum number of transactions that this connection keeps open at once, and of other client names that it serves,
+    a few kilobytes each."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -431,8 +430,6 @@ class WriterOptions:
     """Seconds without an answer after which a record fails; as librdkafka's ``message.timeout.ms``."""
     request_timeout_s: float = 30.0
     """Seconds without an answer to a request after which its connection is given up."""
-    in_flight_max: int = option(5, low=1, high=5)
-    """Most requests in flight to one broker: brokers recognise the last five batches of a producer."""
 
     def __post_init__(self) -> None:
         check_fields(self)

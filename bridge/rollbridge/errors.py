@@ -2,78 +2,68 @@
 
 The tree::
 
-    RollbridgeError
-    ├─ InvalidRequestError               nothing was written; the request can never succeed as it is
+    RollbridgeError                       also: zookeeper-outdated (it was restored from a backup; repair it)
+    ├─ InvalidRequestError               nothing was written; the request can never succeed as it is. Also:
+    │  │                                 group-mismatch, invalid-ranges, invalid-timeout,
+    │  │                                 offset-metadata-too-large, wrong-cluster
     │  ├─ InvalidNameError               scope, stream, group or client name
-    │  ├─ InvalidRangesError             key ranges that overlap, leave gaps, or name no active segment
-    │  ├─ InvalidTimeoutError            lease not positive or over the limit
     │  ├─ RecordTooLargeError            refused at write time
-    │  ├─ OffsetMetadataTooLargeError    of an offset that was to be committed
     │  ├─ RowRefusedError                of a data frame; carries its number in its partition
     │  ├─ TransactionTooLargeError       refused at write time
     │  ├─ TransactionIdOutOfOrderError   a user's transaction id is lower than the one before
-    │  ├─ GroupMismatchError             streams of different transaction groups
     │  ├─ ConfigError                    one or several settings, all named
     │  ├─ AuthenticationError            one side refused the other's identity
-    │  ├─ NotAuthorizedError             the broker denies an operation; carries the resource
-    │  └─ WrongClusterError              the ZooKeeper path belongs to another Kafka cluster
-    ├─ NotFoundError                     nothing was written
-    │  ├─ NothingServedError             no coordinator has ever served the ZooKeeper path
-    │  ├─ ScopeNotFoundError
-    │  ├─ StreamNotFoundError
+    │  └─ NotAuthorizedError             the broker denies an operation; carries the resource
+    ├─ NotFoundError                     nothing was written. Also: nothing-served (no coordinator has been there)
+    │  ├─ StreamNotFoundError            also: scope-not-found
     │  ├─ TransactionNotFoundError
     │  ├─ OutcomeExpiredError            of a transaction; it has been forgotten
     │  └─ TruncatedError                 records to be read from have been deleted
-    ├─ ConflictError                     nothing was written by this request; the state is not what it assumes
-    │  ├─ StreamExistsError
-    │  │  └─ StreamDiffersError          it has other settings than were asked for; names each
-    │  ├─ StreamBusyError                open transactions prevent it
+    ├─ ConflictError                     nothing was written by this request; the state is not what it assumes. Also:
+    │  │                                 replay-differs, rolled-back, stream-busy, topic-mismatch
+    │  ├─ StreamExistsError              also: stream-differs (from what was asked for; names each setting)
     │  ├─ StreamRecreatedError           the stream was deleted and created again; the request names the former one
-    │  ├─ ReplayDiffersError             a repeated batch differs from the committed one
     │  ├─ CasWriteError                  a condition does not hold; carries what was expected and the actual SN
-    │  ├─ InvalidTransitionError         carries transaction, state and request
-    │  ├─ RolledBackError                a record of a transaction that was rolled back to a savepoint before it
+    │  ├─ InvalidTransitionError         carries transaction, state and request. Also: invalid-state
     │  └─ TransactionClosedError         write or commit after the end; carries the outcome when known
-    │     ├─ TransactionAbortedError     carries the reason
-    │     │  ├─ AlreadyAbortedError      when its commit was asked for
-    │     │  ├─ TransactionExpiredError  its lease ran out before a commit was asked for
+    │     ├─ TransactionAbortedError     carries the reason. Also: already-aborted, transaction-expired
     │     │  └─ TransactionRefusedError  a condition of it does not hold; a CasWriteError as well
-    │     └─ TransactionCommittedError
-    │        └─ AlreadyCommittedError    when its abort was asked for
+    │     └─ TransactionCommittedError   also: already-committed (its abort was asked for)
     ├─ IncompleteError                   a send of this transaction failed; it can only be aborted
     ├─ OutcomeUnknownError               may have been written; carries the id to ask again with
     │  └─ CasOutcomeUnknownError         a conditional write; carries the token to ask again with
     ├─ UnknownWriteError                 a write to ZooKeeper may have been carried out: read whether it was
     ├─ TransactionPreserverClosedError   outcomes are not remembered here, so it is unknown
-    ├─ UnavailableError                  nothing is known to be written; try again later
+    ├─ UnavailableError                  nothing is known to be written; try again later. Also: seal-timeout
     │  ├─ CoordinatorUnavailableError
     │  ├─ KafkaUnavailableError
-    │  ├─ ZooKeeperUnavailableError
+    │  ├─ ZooKeeperUnavailableError      also: zookeeper-untrusted (TLS failed: waiting does not mend that)
     │  └─ BackpressureError              the client's buffer stayed full for the whole time allowed
     ├─ FencedError                       a newer user of the same identity exists; stop
     │  └─ ClientFencedError              a newer session of the same client name, or owner of the transaction
-    ├─ ZooKeeperOutdatedError            it was restored from a backup; repair it
     ├─ CorruptDataError                  bytes that are not what they claim to be; carries where
     │  └─ NewerFormatError               a newer release wrote them: upgrade this one
-    └─ LocalEnvironmentError             this machine lacks something (Java, a free port, disk)
+    └─ LocalEnvironmentError             this machine lacks something (Java, a free port, disk). Also:
+                                         checksum-mismatch (of a file that was fetched)
 
-Errors carry data as attributes, not just text. ``code`` is stable and printed by ``--json``; ``exit_code`` is the
-process exit code that the command line uses.
+Errors carry data as attributes, not just text. ``code`` is stable and printed by ``--json``: that of the class, or one
+of those behind "also", for what needs no class of its own. ``exit_code`` is the process exit code that the command line
+uses.
 """
 
 from __future__ import annotations
 
+import re
+import warnings
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from rollbridge.base.errors import ConflictError as ConflictError
 from rollbridge.base.errors import CorruptDataError as CorruptDataError
 from rollbridge.base.errors import InvalidNameError as InvalidNameError
-from rollbridge.base.errors import InvalidRangesError as InvalidRangesError
 from rollbridge.base.errors import InvalidRequestError as InvalidRequestError
 from rollbridge.base.errors import InvalidTransitionError as InvalidTransitionError
 from rollbridge.base.errors import NewerFormatError as NewerFormatError
 from rollbridge.base.errors import NotFoundError as NotFoundError
-from rollbridge.base.errors import OffsetMetadataTooLargeError as OffsetMetadataTooLargeError
 from rollbridge.base.errors import RollbridgeError as RollbridgeError
 from rollbridge.base.errors import StreamRecreatedError as StreamRecreatedError
 from rollbridge.base.errors import TruncatedError as TruncatedError
@@ -84,6 +74,7 @@ if TYPE_CHECKING:
 
     from rollbridge.base.sn import SN, Token
 
+ZOOKEEPER_UNTRUSTED: Final = "zookeeper-untrusted"
 CAS_WRITE_EXCEPTION: Final = 525
 """Status code of a refused conditional write, as in DistributedLog's proposal."""
 EVENTS_SHOWN_MAX: Final = 3
@@ -106,12 +97,6 @@ class WithEvents:
         self.events = tuple(events)
         if self.events:
             self.args = (f"{self}; its leader saw: {'; '.join(self.events[-EVENTS_SHOWN_MAX:])}",)
-
-
-class InvalidTimeoutError(InvalidRequestError):
-    """A lease that is not positive or exceeds the limit; nothing was written."""
-
-    code = "invalid-timeout"
 
 
 class RecordTooLargeError(InvalidRequestError):
@@ -162,12 +147,6 @@ class TransactionIdOutOfOrderError(InvalidRequestError):
         self.last = last
 
 
-class GroupMismatchError(InvalidRequestError):
-    """A transaction may only span streams of one transaction group; nothing was written."""
-
-    code = "group-mismatch"
-
-
 class ConfigError(InvalidRequestError):
     """One or several settings are wrong; the message names each.
 
@@ -188,28 +167,11 @@ class ConfigError(InvalidRequestError):
             raise cls(*named)
 
 
-class WrongClusterError(InvalidRequestError):
-    """The ZooKeeper path belongs to another Kafka cluster; nothing was written."""
-
-    code = "wrong-cluster"
-
-
-class NothingServedError(NotFoundError):
-    """No coordinator has ever served the ZooKeeper path: it is a wrong one, or the first is still to be started."""
-
-    code = "nothing-served"
-
-
-class ScopeNotFoundError(NotFoundError):
-    """No stream was ever created in this scope."""
-
-    code = "scope-not-found"
-
-
 class StreamNotFoundError(NotFoundError):
-    """The stream does not exist."""
+    """The stream does not exist, or no stream was ever created in its scope."""
 
     code = "stream-not-found"
+    codes: ClassVar[tuple[str, ...]] = ("scope-not-found",)
 
 
 class TransactionNotFoundError(NotFoundError):
@@ -225,47 +187,18 @@ class OutcomeExpiredError(NotFoundError):
 
 
 class StreamExistsError(ConflictError):
-    """A stream of this name exists already."""
+    """A stream of this name exists already; nothing was changed.
+
+    Attributes:
+        differences: Settings that are others than were asked for, each as ``name: it is X, and Y was asked for``.
+    """
 
     code = "stream-exists"
+    codes: ClassVar[tuple[str, ...]] = ("stream-differs",)
 
-
-class StreamDiffersError(StreamExistsError):
-    """The stream exists, with other settings than were asked for; nothing was changed.
-
-    Attributes:
-        differences: Each as ``name: it is X, and Y was asked for``.
-    """
-
-    code = "stream-differs"
-
-    def __init__(self, message: str, *, differences: Iterable[str] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, code: str = "", differences: Iterable[str] = ()) -> None:
+        super().__init__(message, code=code)
         self.differences = tuple(differences)
-
-
-class StreamBusyError(ConflictError):
-    """Open transactions prevent the request."""
-
-    code = "stream-busy"
-
-
-class ReplayDiffersError(ConflictError):
-    """A replay of a committed transaction has other records than were committed; nothing was written.
-
-    Attributes:
-        transaction: Id of the committed transaction.
-        committed: Number of its records.
-        replayed: Number of records in the replay.
-    """
-
-    code = "replay-differs"
-
-    def __init__(self, message: str, *, transaction: str, committed: int, replayed: int) -> None:
-        super().__init__(message)
-        self.transaction = transaction
-        self.committed = committed
-        self.replayed = replayed
 
 
 class CasWriteError(ConflictError):
@@ -287,19 +220,13 @@ class CasWriteError(ConflictError):
         self.actual = actual
 
 
-class RolledBackError(ConflictError):
-    """The record was written to a transaction that was rolled back to a savepoint before it; it does not count."""
-
-    code = "rolled-back"
-
-
 class TransactionClosedError(ConflictError, WithEvents):
     """The transaction has ended, or its end was asked for; this request wrote nothing."""
 
     code = "transaction-closed"
 
-    def __init__(self, message: str, *, transaction: str, reason: str = "") -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, transaction: str, reason: str = "", code: str = "") -> None:
+        super().__init__(message, code=code)
         self.transaction = transaction
         self.reason = reason
 
@@ -308,30 +235,18 @@ class TransactionCommittedError(TransactionClosedError):
     """The transaction is committed; the opposite request cannot be met."""
 
     code = "transaction-committed"
-
-
-class AlreadyCommittedError(TransactionCommittedError):
-    """An abort was asked for, but the transaction is committed; nothing was changed."""
-
-    code = "already-committed"
+    codes: ClassVar[tuple[str, ...]] = ("already-committed",)
 
 
 class TransactionAbortedError(TransactionClosedError):
-    """The transaction is aborted: none of its records is or will be visible; ``reason`` says why."""
+    """The transaction is aborted: none of its records is or will be visible; ``reason`` says why.
+
+    Its code is ``already-aborted`` if a commit was asked for after that, and ``transaction-expired`` if its lease ran
+    out before.
+    """
 
     code = "transaction-aborted"
-
-
-class AlreadyAbortedError(TransactionAbortedError):
-    """A commit was asked for, but the transaction had been aborted before; nothing of it is or will be visible."""
-
-    code = "already-aborted"
-
-
-class TransactionExpiredError(TransactionAbortedError):
-    """The lease ran out before a commit was asked for; the transaction is aborted."""
-
-    code = "transaction-expired"
+    codes: ClassVar[tuple[str, ...]] = ("already-aborted", "transaction-expired")
 
 
 class TransactionRefusedError(TransactionAbortedError, CasWriteError):
@@ -428,6 +343,7 @@ class ZooKeeperUnavailableError(UnavailableError):
     """ZooKeeper did not answer within the time allowed."""
 
     code = "zookeeper-unavailable"
+    codes: ClassVar[tuple[str, ...]] = (ZOOKEEPER_UNTRUSTED,)
 
 
 class BackpressureError(UnavailableError):
@@ -450,16 +366,6 @@ class ClientFencedError(FencedError):
     """
 
     code = "client-fenced"
-
-
-class ZooKeeperOutdatedError(RollbridgeError):
-    """ZooKeeper holds less than before, as after a restore from a backup; nothing was written.
-
-    ``rollbridge repair`` brings ZooKeeper up to date.
-    """
-
-    code = "zookeeper-outdated"
-    exit_code = 1
 
 
 class NotAuthorizedError(InvalidRequestError):
@@ -486,4 +392,28 @@ class LocalEnvironmentError(RollbridgeError):
     """This machine lacks something the command needs; the message names it."""
 
     code = "environment"
+    codes: ClassVar[tuple[str, ...]] = ("checksum-mismatch",)
     exit_code = 8
+
+
+def class_of(code: str, base: type[RollbridgeError] = RollbridgeError) -> type[RollbridgeError] | None:
+    """Return the class, from ``base`` down, of an error with this code; None if there is none."""
+    if code == base.code or code in vars(base).get("codes", ()):
+        return base
+    return next((found for kind in base.__subclasses__() if (found := class_of(code, kind))), None)
+
+
+if not TYPE_CHECKING:  # names that are wrong are faults
+
+    def __getattr__(name):
+        """Return the class that has taken the place of one of the last release, such as ``StreamBusyError``.
+
+        It is wider: only its ``code`` says what the former one did.
+        """
+        code = re.sub("(?<!^)(?=[A-Z])", "-", name.removesuffix("Error")).lower().replace("zoo-keeper", "zookeeper")
+        kind = class_of(code)
+        if kind is None or kind.code == code:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        why = f"rollbridge.errors.{name} is a {kind.__name__} now, with the code {code!r}"
+        warnings.warn(why, FutureWarning, stacklevel=2)
+        return kind

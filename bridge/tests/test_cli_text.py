@@ -17,6 +17,7 @@ from confluent_kafka import Message
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from bridge.tests.refusals import raises_code
 from bridge.tests.strategies import histories
 from rollbridge.base.attribution import RECORD_HEADER, pack_record_header
 from rollbridge.base.ids import SegmentId, TransactionId
@@ -29,7 +30,7 @@ from rollbridge.cli.records import FIELDS, json_line, line_of
 from rollbridge.cli.stream import description_text, divide, history_table, stream_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.consumer.records import Origin, Record, record_of
-from rollbridge.errors import InvalidRangesError, InvalidRequestError, LocalEnvironmentError, RecordTooLargeError
+from rollbridge.errors import InvalidRequestError, LocalEnvironmentError, RecordTooLargeError
 from rollbridge.metadata.changes import TOPIC_CLOSED, TOPIC_DELETED, StreamFault
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
@@ -296,7 +297,7 @@ def test_dividing_segments_gives_ranges_that_a_scale_accepts(history: EpochHisto
 
 def test_what_is_too_narrow_to_be_divided() -> None:
     thin = EpochHistory.create([KeyRange(0.0, 5e-324), KeyRange(5e-324, 1.0)], 0)
-    with pytest.raises(InvalidRangesError, match="is too narrow to be cut into 2 ranges"):
+    with raises_code("invalid-ranges", match="is too narrow to be cut into 2 ranges"):
         divide(thin.active, (0,), 2)
 
 
@@ -307,7 +308,7 @@ FOUR = EpochHistory.create(even_ranges(4), 0)
     ("seal", "words"), [((0, 2), "do not lie side by side"), ((0, 9), "active are 0, 1, 2, 3"), ((9,), "not all of")]
 )
 def test_what_can_not_be_divided(seal: tuple[int, ...], words: str) -> None:
-    with pytest.raises(InvalidRangesError, match=words):
+    with raises_code("invalid-ranges", match=words):
         divide(FOUR.active, seal, 2)
 
 

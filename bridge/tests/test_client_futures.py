@@ -25,7 +25,6 @@ from rollbridge.errors import (
     TransactionAbortedError,
     TransactionClosedError,
     TransactionCommittedError,
-    TransactionExpiredError,
 )
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
@@ -126,7 +125,7 @@ def test_whoever_waits_for_ever_before_the_commit_is_asked_for_is_told() -> None
     ("value", "error", "text"),
     [
         (control(ControlKind.ABORT, reason="client"), TransactionAbortedError, "client"),
-        (control(ControlKind.ABORT, reason=EXPIRED), TransactionExpiredError, "lease"),
+        (control(ControlKind.ABORT, reason=EXPIRED), TransactionAbortedError, "lease"),
     ],
 )
 def test_all_futures_fail_together(value: bytes, error: type[RollbridgeError], text: str) -> None:

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from bridge.tests.refusals import raises_code
 from bridge.tests.strategies import histories, partitions
 from rollbridge.base.ids import Epoch, SegmentId
-from rollbridge.errors import InvalidRangesError, InvalidRequestError
+from rollbridge.errors import InvalidRequestError
 from rollbridge.stream.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
 from rollbridge.stream.keyspace import KeyRange, KeySpace, even_ranges, key_hash
 from rollbridge.stream.segment_graph import Segment
@@ -243,13 +244,13 @@ FOUR = EpochHistory.create(even_ranges(4), 0)
     ],
 )
 def test_a_scale_that_can_not_be_is_refused(seal: list[int], ranges: list[tuple[float, float]], words: str) -> None:
-    with pytest.raises(InvalidRangesError, match=words):
+    with raises_code("invalid-ranges", match=words):
         FOUR.plan_scale(seal, [KeyRange(low, high) for low, high in ranges], 1)
 
 
 def test_a_segment_that_was_sealed_can_not_be_sealed_again() -> None:
     history = FOUR.with_records(FOUR.plan_scale([0], [KeyRange(0.0, 0.25)], 1))
-    with pytest.raises(InvalidRangesError, match="not active: 0; active in epoch 1 are 1, 2, 3, 4"):
+    with raises_code("invalid-ranges", match="not active: 0; active in epoch 1 are 1, 2, 3, 4"):
         history.plan_scale([0], [KeyRange(0.0, 0.25)], 2)
 
 
@@ -287,7 +288,7 @@ def test_an_epoch_with_a_number_twice_is_refused() -> None:
 
 
 def test_an_epoch_that_does_not_partition_the_key_space_is_refused() -> None:
-    with pytest.raises(InvalidRangesError):
+    with raises_code("invalid-ranges"):
         replace(epoch_record(3, 3, [1, 2]), segments=epoch_record(3, 3, [1, 2]).segments[:1])
 
 

@@ -24,7 +24,7 @@ from rollbridge.base.sn import ANY, EMPTY, Token
 from rollbridge.errors import CasWriteError, TransactionAbortedError, TransactionRefusedError
 from rollbridge.kafka.errors import Meaning
 from rollbridge_coordinator.core.effects import ReadNodes
-from rollbridge_gateway.producer.table import Step
+from rollbridge_gateway.producer.table import KafkaFault, Step
 
 PACKAGES = (rollbridge_schemas, rollbridge, rollbridge_coordinator, rollbridge_gateway, rollbridge_devcluster)
 SAMPLES: dict[str, object] = {
@@ -45,6 +45,8 @@ SAMPLES: dict[str, object] = {
     "Meaning": next(iter(Meaning)),
     "AnyEffect": ReadNodes(["/a"]),
     "Step": Step.BEGIN,
+    "KafkaFault": KafkaFault.GAP,
+    "object": "what programs read",
 }
 """An argument of each type that a constructor takes; a new type needs one here."""
 
@@ -71,7 +73,7 @@ def made(kind: type[BaseException]) -> BaseException:
     given, named = [], {}
     for item in inspect.signature(kind).parameters.values():
         value = SAMPLES[item.annotation]
-        if item.kind is item.KEYWORD_ONLY:
+        if item.kind in (item.KEYWORD_ONLY, item.VAR_KEYWORD):
             named[item.name] = value
         else:
             given.append(value)

@@ -6,7 +6,7 @@ import ast
 import builtins
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -45,10 +45,54 @@ def test_the_tree_in_the_docstring_is_the_real_one() -> None:
 
 
 def test_every_class_has_a_code_of_its_own() -> None:
-    codes = [item.__dict__.get("code") for item in CLASSES.values()]
+    codes = [code for item in CLASSES.values() for code in (vars(item).get("code"), *vars(item).get("codes", ()))]
     assert None not in codes
     assert len(set(codes)) == len(codes)
     assert all(re.fullmatch(r"[a-z]+(-[a-z]+)*", str(code)) for code in codes)
+
+
+def test_the_tree_names_every_code_that_has_no_class() -> None:
+    assert {
+        code for item in CLASSES.values() for code in vars(item).get("codes", ()) if code not in errors.__doc__
+    } == set()
+
+
+def codes_given(trees: Iterable[ast.Module]) -> Iterator[tuple[str, str]]:
+    """Each code that an error is made with, and the class."""
+    for call in (node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        for item in call.keywords:
+            if item.arg == "code" and isinstance(item.value, ast.Constant) and isinstance(call.func, ast.Name):
+                yield str(item.value.value), call.func.id
+
+
+def test_an_error_is_made_with_codes_of_its_class_alone() -> None:
+    kinds = {kind.__name__: kind for kind in below(RollbridgeError)}
+    given = [(code, kinds[name]) for code, name in codes_given(TREES.values()) if name in kinds]
+    assert len(given) > 20
+    assert [(code, kind) for code, kind in given if code not in vars(kind).get("codes", ())] == []
+
+
+def below(kind: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:
+    yield kind
+    for item in kind.__subclasses__():
+        yield from below(item)
+
+
+def test_an_error_has_the_code_and_the_data_that_it_is_made_with() -> None:
+    error = errors.ConflictError("some words", code="stream-busy", resource="topic t")
+    assert (str(error), error.code, error.resource) == ("some words", "stream-busy", "topic t")
+    assert errors.ConflictError("some words").code == "conflict"
+
+
+@pytest.mark.parametrize(
+    ("former", "kind"),
+    [("StreamBusyError", errors.ConflictError), ("AlreadyAbortedError", errors.TransactionAbortedError)],
+)
+def test_a_class_of_the_last_release_is_the_one_that_has_taken_its_place(former: str, kind: type) -> None:
+    with pytest.warns(FutureWarning, match=f"{former} is a {kind.__name__} now, with the code '"):
+        assert getattr(errors, former) is kind
+    with pytest.raises(AttributeError, match="NoError"):
+        getattr(errors, "NoError")  # noqa: B009
 
 
 @pytest.mark.parametrize("item", CLASSES.values(), ids=CLASSES)

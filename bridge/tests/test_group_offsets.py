@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rollbridge_schemas
+from bridge.tests.refusals import raises_code
 from bridge.tests.transaction_makers import ORDERS, Bench
 from rollbridge.buffer.frames import Manifest, PieceKey, decode_manifest
 from rollbridge.buffer.savepoints import SavepointFrame, decode_savepoint
 from rollbridge.errors import (
     CorruptDataError,
     InvalidRequestError,
-    OffsetMetadataTooLargeError,
     TransactionTooLargeError,
 )
 from rollbridge.stream.group_offsets import (
@@ -102,7 +102,7 @@ def test_what_means_the_same_is_the_same() -> None:
         ({("t", 0): OffsetDetails(-2)}, InvalidRequestError),
         ({("t", 0): OffsetDetails(1 << 31)}, InvalidRequestError),
         ({("t", 0): OffsetDetails(0, "\ud800")}, InvalidRequestError),
-        ({("t", 0): OffsetDetails(0, "x" * (METADATA_CHARACTERS_MAX + 1))}, OffsetMetadataTooLargeError),
+        ({("t", 0): OffsetDetails(0, "x" * (METADATA_CHARACTERS_MAX + 1))}, InvalidRequestError),
     ],
 )
 def test_what_there_can_not_be_is_refused(details: dict[Any, OffsetDetails], error: type[Exception]) -> None:
@@ -218,7 +218,7 @@ def test_metadata_that_is_too_large_is_refused_where_it_is_given_and_the_rest_is
     bench.sender.acknowledge()
     transaction.write(ORDERS, key=b"k", value=b"v")
     transaction.send_offsets([TopicPartition("topic", 0, 1, metadata="kept")], "group")
-    with pytest.raises(OffsetMetadataTooLargeError):
+    with raises_code("offset-metadata-too-large"):
         transaction.send_offsets([TopicPartition("topic", 0, 2, metadata="x" * METADATA_CHARACTERS_MAX)], "group")
     whole = "x" * (METADATA_CHARACTERS_MAX - 1)
     many = METADATA_BYTES_MAX // METADATA_CHARACTERS_MAX

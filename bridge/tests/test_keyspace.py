@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from xxhash import xxh64_intdigest
 
+from bridge.tests.refusals import raises_code
 from bridge.tests.strategies import cuts, partitions
-from rollbridge.base.errors import InvalidRequestError
-from rollbridge.errors import InvalidRangesError
+from rollbridge.errors import InvalidRequestError
 from rollbridge.stream import keyspace
 from rollbridge.stream.keyspace import (
     HASH_SEED,
@@ -84,7 +84,7 @@ def test_the_largest_hash_lies_just_below_one() -> None:
     [(0.5, 0.5), (0.6, 0.5), (-0.1, 0.5), (0.5, 1.1), (math.nan, 0.5), (0.0, math.nan), (0.0, math.inf)],
 )
 def test_what_is_no_range_is_refused(low: float, high: float) -> None:
-    with pytest.raises(InvalidRangesError, match="0 <= low < high <= 1 must hold; nothing was written"):
+    with raises_code("invalid-ranges", match="0 <= low < high <= 1 must hold; nothing was written"):
         KeyRange(low, high)
 
 
@@ -115,7 +115,7 @@ def test_even_ranges_partition_the_key_space(count: int) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, SEGMENTS_MAX + 1])
 def test_a_number_of_segments_out_of_bounds_is_refused(count: int) -> None:
-    with pytest.raises(InvalidRangesError, match=f"1 to {SEGMENTS_MAX} are possible"):
+    with raises_code("invalid-ranges", match=f"1 to {SEGMENTS_MAX} are possible"):
         even_ranges(count)
 
 
@@ -123,13 +123,13 @@ def test_a_number_of_segments_out_of_bounds_is_refused(count: int) -> None:
 def test_a_partition_is_accepted_and_one_without_a_range_is_not(ranges: list[KeyRange]) -> None:
     check_partition(ranges)
     for place in range(len(ranges)):
-        with pytest.raises(InvalidRangesError):
+        with raises_code("invalid-ranges"):
             check_partition(ranges[:place] + ranges[place + 1 :])
 
 
 @given(partitions(), cuts)
 def test_a_partition_with_one_more_range_is_refused(ranges: list[KeyRange], cut: float) -> None:
-    with pytest.raises(InvalidRangesError, match="overlap"):
+    with raises_code("invalid-ranges", match="overlap"):
         check_partition(sorted([*ranges, KeyRange(0.0, cut)]))
 
 
@@ -148,12 +148,12 @@ def test_a_partition_with_one_more_range_is_refused(ranges: list[KeyRange], cut:
 def test_what_does_not_cover_exactly_the_whole_is_refused_and_named(
     pairs: list[tuple[float, float]], whole: list[tuple[float, float]] | None, words: str
 ) -> None:
-    with pytest.raises(InvalidRangesError, match=words):
+    with raises_code("invalid-ranges", match=words):
         check_partition(ranges_of(pairs), None if whole is None else ranges_of(whole))
 
 
 def test_too_many_ranges_are_refused_before_they_are_looked_at() -> None:
-    with pytest.raises(InvalidRangesError, match="at most"):
+    with raises_code("invalid-ranges", match="at most"):
         check_partition([KeyRange(0.0, 1.0)] * (SEGMENTS_MAX + 1))
 
 

@@ -10,10 +10,8 @@ from kazoo.handlers.threading import KazooTimeoutError
 
 from rollbridge.errors import ConfigError, RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
 from rollbridge.metadata.errors import (
-    NodeExistsError,
+    NodeConflictError,
     NodeMissingError,
-    NodeNotEmptyError,
-    NodeVersionMismatchError,
     ZooKeeperDeniedError,
     ZooKeeperRefusedError,
     is_transient,
@@ -31,10 +29,10 @@ CLASSES = [
 
 # What each class means for a write. The rest is refused by the server for good.
 STATES: dict[str, type[RollbridgeError]] = {
-    "NodeExistsError": NodeExistsError,
-    "NotEmptyError": NodeNotEmptyError,
+    "NodeExistsError": NodeConflictError,
+    "NotEmptyError": NodeConflictError,
     "NoNodeError": NodeMissingError,
-    "BadVersionError": NodeVersionMismatchError,
+    "BadVersionError": NodeConflictError,
 }
 MAY_HAVE_HAPPENED = {
     "ConnectionLoss",
@@ -110,7 +108,7 @@ def test_a_multi_fails_with_the_operation_that_was_refused() -> None:
     operations: list[NodeOperation] = [CheckNode("/a"), SetNode("/b", b""), CreateNode("/c", b"")]
     results = [kazoo.RolledBackError(), kazoo.BadVersionError(), kazoo.RuntimeInconsistency()]
     error = translate_multi(results, operations)
-    assert isinstance(error, NodeVersionMismatchError)
+    assert isinstance(error, NodeConflictError)
     assert error.path == "/b"
     assert translate_multi([True, object(), "/c"], operations) is None
     assert isinstance(translate_multi([kazoo.RolledBackError()] * 3, operations), ZooKeeperRefusedError)

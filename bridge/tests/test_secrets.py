@@ -59,10 +59,9 @@ def test_no_settings_show_secrets_and_all_pass_them_on(tmp_path: Path, monkeypat
     spark = read_settings(reader)
     reader.finish()
     assert spark is not None
-    for known in (connection, spark.connection, consumer.connection):
+    for known in (connection, spark.connection, consumer.connection, coordinator.connection):
         assert known.zookeeper_security == ZOOKEEPER
-    assert connection.kafka == spark.connection.kafka == coordinator.security == KAFKA
-    assert coordinator.zookeeper_security == ZOOKEEPER
+    assert connection.kafka == spark.connection.kafka == coordinator.connection.kafka == KAFKA
     things = (connection, coordinator, consumer, spark)
     adapters = (Security.from_config(KAFKA), ZooKeeperSecurity.from_config(ZOOKEEPER))
     session = ZooKeeperSession("z:2", security=ZOOKEEPER)

@@ -98,6 +98,8 @@ def test_all_that_is_missing_or_wrong_is_named_at_once() -> None:
     for name in ("stream", "kafka.bootstrap.servers", "zookeeper"):
         assert f"{name}: is missing" in str(caught.value)
     assert "startingofsets: is unknown; did you mean startingOffsets?" in str(caught.value)
+    with pytest.raises(ConfigError, match="quickack: is no option, it is always true"):
+        read_source({**NEEDED, "quickAck": "false"}, "batch")
     assert "maxRecordsPerTrigger: '0'" in str(caught.value)
     assert "isolation: 'serializable' is not one of read_committed, read_uncommitted" in str(caught.value)
 

@@ -15,12 +15,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 from urllib.parse import urlsplit
 
 from rollbridge.base.options import (
     MIB,
     by_present_names,
+    constants_of,
     faults_of,
     keys_of,
     option,
@@ -30,7 +31,7 @@ from rollbridge.base.options import (
     values_of,
 )
 from rollbridge.buffer.fold import BufferLimits
-from rollbridge.config import CONFIG_VARIABLE, load_settings
+from rollbridge.config import CONFIG_VARIABLE, ConnectionSettings, load_settings
 from rollbridge.errors import ConfigError
 from rollbridge_coordinator.core.settings import LeaderSettings, ScalingSettings, SnapshotSettings
 
@@ -88,12 +89,8 @@ def _check_peer(address: str) -> None:
 class CoordinatorSettings:
     """Settings of a coordinator daemon; all faults are reported at once."""
 
-    bootstrap_servers: str
-    """Kafka brokers, ``host:port,…``."""
-    zookeeper: str
-    """ZooKeeper servers, ``host:port,…``, with a chroot if wanted."""
-    zookeeper_root: str = "/rollbridge"
-    """Path of the ZooKeeper node under which all metadata is kept."""
+    connection: ConnectionSettings
+    """Brokers, ZooKeeper, and the coordinator's own credentials."""
     name: str = option(_default_name)
     """Name of this daemon among the coordinators; must be unique. Also set by the flag ``--name``. If left out: host
     and process id."""
@@ -104,23 +101,13 @@ class CoordinatorSettings:
     """Time to wait at start for Kafka and ZooKeeper before the process ends with exit code 7. -1: no limit. Wrong
     credentials, or a path of another cluster, end it at once.
     """
-    patience_s: float = 3.0
-    """Time that a daemon waits before it leads a vacant group that another coordinator should take: one that follows
-    the group closely, or its first choice."""
-    seal_timeout_s: float = 60.0
-    """Longest time of a seal, for which all streams of the group wait, before its stream waits alone. A seal waits 2 s
-    for native transactions of others, and 3 s for partitions without a leader."""
     merge_timeout_s: float = 900.0
     """Longest time of a merge, that is, of its native transaction; at most ``transaction.max.timeout.ms`` of the
     brokers. A round that takes longer is merged one transaction at a time, and one that still does is aborted."""
-    poll_s: float = 0.05
-    """Longest wait for new frames before other work is done."""
     standby_transactions_max: int = option(300_000, low=0)
     """Most transactions that a standby holds for one group, open or ended since the last snapshots, about 0.4 KB each;
     beyond that it pauses for a minute. 0: no standby; a takeover reads everything since the snapshots.
     """
-    standby_cache_bytes_max: int = 64 * MIB
-    """Most bytes of frames that a standby keeps in memory for one group."""
     replication_factor: int = option(-1, low=-1)
     """Replication factor of commit logs; -1 is the brokers' default."""
     metrics_address: str = option("", check=_check_address)
@@ -153,14 +140,21 @@ class CoordinatorSettings:
     limits: BufferLimits = field(default_factory=BufferLimits)
     leader: LeaderSettings = field(default_factory=LeaderSettings)
     """Settings of a leader, those of snapshots among them."""
-    security: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Security settings for Kafka, named as in confluent-kafka's configuration."""
-    zookeeper_security: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Security settings of the connection to ZooKeeper."""
+
+    patience_s: ClassVar[float] = 3.0
+    """Time that a daemon waits before it leads a vacant group that another coordinator should take: one that follows
+    the group closely, or its first choice."""
+    seal_timeout_s: ClassVar[float] = 60.0
+    """Longest time of a seal, for which all streams of the group wait, before its stream waits alone. A seal waits 2 s
+    for native transactions of others, and 3 s for partitions without a leader."""
+    poll_s: ClassVar[float] = 0.05
+    """Longest wait for new frames before other work is done."""
+    standby_cache_bytes_max: ClassVar[int] = 64 * MIB
+    """Most bytes of frames that a standby keeps in memory for one group."""
 
     def __post_init__(self) -> None:
         faults = list(faults_of(self, self.limits, self.leader, self.leader.snapshots, self.leader.scaling))
-        faults += [f"{name}: missing" for name in ("bootstrap_servers", "zookeeper", "name") if not getattr(self, name)]
+        faults += [] if self.name else ["name: missing"]
         scaling = self.leader.scaling
         if scaling.scaling_window_ms < 2 * scaling.scaling_check_ms:
             faults.append(
@@ -203,19 +197,18 @@ def load_coordinator_settings(
     given = {key: None if (value := flags.get(key)) is None else str(value) for key in _ADDRESSES}
     connection = load_settings(given)
     faults: list[str] = []
-    strange = list(unknown_variables(environ, PREFIX, {PREFIX + key.upper() for key in (*_KEYS, *_FORMER)}))
+    fixed = {PREFIX + key.upper(): value for key, value in _CONSTANTS.items()}
+    strange = list(unknown_variables(environ, PREFIX, {PREFIX + key.upper() for key in (*_KEYS, *_FORMER)}, fixed))
     variables = {key: value for key in (*_KEYS, *_FORMER) if (value := environ.get(PREFIX + key.upper()))}
     values = by_present_names(_from_file(environ), "file", faults, *_TABLES)
     values |= by_present_names(variables, "environment", faults, *_TABLES)
     values |= {key: value for key, value in flags.items() if value is not None and key not in _ADDRESSES}
-    faults += unknown(values, _KEYS)
-    values |= {key: getattr(connection, key) for key in _ADDRESSES}
+    faults += unknown(values, _KEYS, constants=_CONSTANTS)
     found = {kind: values_of(kind, values, faults) for kind in _TABLES}
     ConfigError.raise_for(sorted([*(f"{_TABLE}.{fault}" for fault in faults), *strange]))
     return CoordinatorSettings(
         **found[CoordinatorSettings],
-        security=connection.kafka,
-        zookeeper_security=connection.zookeeper_security,
+        connection=connection,
         limits=BufferLimits(**found[BufferLimits]),
         leader=LeaderSettings(
             **found[LeaderSettings],
@@ -226,7 +219,9 @@ def load_coordinator_settings(
 
 
 _TABLES: Final = (CoordinatorSettings, BufferLimits, LeaderSettings, SnapshotSettings, ScalingSettings)
-_KEYS: Final = keys_of(*_TABLES) - set(_ADDRESSES)
+_KEYS: Final = keys_of(*_TABLES)
+_CONSTANTS: Final = {key: value for kind in _TABLES for key, value in constants_of(kind).items()}
+"""Options of the last release among them."""
 _FORMER: Final = [name for kind in _TABLES for row in table_of(kind) for name in row.former]
 
 

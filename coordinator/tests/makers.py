@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from prometheus_client.exposition import generate_latest
 
@@ -12,6 +13,7 @@ from rollbridge.base import effects
 from rollbridge.base.effects import AnyEffect, Steps
 from rollbridge.base.ids import TransactionId
 from rollbridge.base.metrics import Sample
+from rollbridge.base.options import constants_of
 from rollbridge.buffer.fold import BufferFold, BufferLimits
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, encode_abort
 from rollbridge.buffer.state import BufferedTransaction
@@ -24,11 +26,20 @@ from rollbridge.stream.keyspace import even_ranges, ranges_of
 from rollbridge.stream.names import GroupName, StreamName
 from rollbridge_coordinator.core.effects import EndOffsets
 from rollbridge_coordinator.core.metrics import LeaderView, survey
-from rollbridge_coordinator.core.settings import LeaderSettings
+from rollbridge_coordinator.core.settings import LeaderSettings, ScalingSettings, SnapshotSettings
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.core.stream_state import LedStream
 
 GROUP = GroupName("sales")
+S = TypeVar("S", bound=SnapshotSettings | ScalingSettings | LeaderSettings)
+
+
+def varied(settings: S, **constants: int) -> S:
+    """Return the settings with other values of constants."""
+    kind = type(settings)
+    made: type[S] = type(kind.__name__, (kind,), {"__slots__": (), **constants})
+    assert constants.keys() <= constants_of(kind.__mro__[-2]).keys()
+    return made(**{item.name: getattr(settings, item.name) for item in fields(settings)})
 
 
 class Bench:

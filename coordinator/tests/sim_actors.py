@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from coordinator.tests.makers import varied
 from coordinator.tests.sim_conditions import expectation
 from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_snapshots import restored_faults
@@ -104,11 +105,8 @@ COUNTERS_KEEP_MS = 3_000
 """After what time leaders may count all of them as ended."""
 
 
-SCALING = ScalingSettings(
-    scaling_check_ms=100,
-    scaling_window_ms=400,
-    scaling_cooldown_ms=600,
-    scaling_per_hour_max=100,
+SCALING = varied(
+    ScalingSettings(scaling_check_ms=100, scaling_window_ms=400, scaling_cooldown_ms=600, scaling_per_hour_max=100),
     scaling_parts_max=3,
     scaling_open_ms=1_000,
     scaling_open_max=8,
@@ -118,17 +116,28 @@ SCALING = ScalingSettings(
 
 def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSettings:
     """The settings of a leader: now and then one that writes single snapshots is among them."""
-    snapshots = SnapshotSettings(
-        transaction_buffer_segmented_snapshot_enabled=epoch % 4 != 0,
-        transaction_buffer_snapshot_segment_size=300,
-        transaction_buffer_snapshot_max_transaction_count=4,
-        transaction_buffer_snapshot_min_time_in_millis=500,
+    snapshots = varied(
+        SnapshotSettings(
+            transaction_buffer_segmented_snapshot_enabled=epoch % 4 != 0,
+            transaction_buffer_snapshot_segment_size=300,
+            transaction_buffer_snapshot_max_transaction_count=4,
+            transaction_buffer_snapshot_min_time_in_millis=500,
+            transaction_buffer_snapshot_replay_max=3,
+        ),
         transaction_buffer_snapshot_cache_bytes_max=500,
-        transaction_buffer_snapshot_replay_max=3,
     )
-    return LeaderSettings(
+    settings = LeaderSettings(
         round_bytes_max=2_000,
         merge_beside_bytes=(0, 500, 900)[epoch % 3],
+        retention_check_ms=100,
+        late_commit_window_ms=400 if epoch % 3 else 0,
+        late_commit_batch_ms=100 if epoch % 2 else 0,
+        transaction_meta_persist_count=REMEMBERED,
+        snapshots=snapshots,
+        scaling=SCALING,
+    )
+    return varied(
+        settings,
         round_transactions_max=5,
         commit_order_patience_ms=800,
         record_after_ms=50,
@@ -140,18 +149,12 @@ def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSett
         ended_ranges_kept=5,
         counters_keep_ms=COUNTERS_KEEP_MS,
         truncate_buffers_ms=50,
-        retention_check_ms=100,
         topic_check_ms=200,
         bookkeeping_ms=500,
         counter_check_ms=300,
         answers_keep_ms=2_000,
         epochs_keep_ms=3_000,
         late_watch_ms=4_000,
-        late_commit_window_ms=400 if epoch % 3 else 0,
-        late_commit_batch_ms=100 if epoch % 2 else 0,
-        transaction_meta_persist_count=REMEMBERED,
-        snapshots=snapshots,
-        scaling=SCALING,
     )
 
 

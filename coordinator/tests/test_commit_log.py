@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from coordinator.tests.benches import GROUP, INDEXES, STREAMS, Bench
+from coordinator.tests.makers import varied
 from rollbridge.base.effects import Steps
 from rollbridge.base.ids import TransactionId, counter_of
 from rollbridge.buffer.frames import FrameKind
@@ -107,7 +106,7 @@ def nothing(*_: object) -> Steps[None]:
 
 def test_what_has_ended_is_written_down_before_it_goes_however_rarely_that_is_done_otherwise(bench: LogBench) -> None:
     bench.update(Retention(3_600_000))
-    bench.group().settings = replace(bench.group().settings, outcomes_unlisted_max=1_000_000)
+    bench.group().settings = varied(bench.group().settings, outcomes_unlisted_max=1_000_000)
     old = bench.work(10)
     bench.clock_ms += 3_600_000
     bench.work(1)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bridge.tests.refusals import raises_code
 from coordinator.tests.makers import Bench
 from coordinator.tests.sim_world import World
 from rollbridge.base.effects import Steps, run
@@ -23,7 +24,7 @@ from rollbridge.base.ids import ISSUED_MAX as COUNT_MAX
 from rollbridge.buffer.fold import BufferFold, BufferLimits
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
 from rollbridge.buffer.table import State
-from rollbridge.errors import CorruptDataError, ZooKeeperOutdatedError
+from rollbridge.errors import CorruptDataError
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import Group
 from rollbridge.stream.names import GroupName
@@ -178,7 +179,7 @@ def test_a_node_that_was_written_less_often_than_it_was_is_of_a_backup() -> None
     scene.run(look_at_counter(scene.group))
     scene.world.nodes[COUNTER] = b"1"
     scene.world.nodes.versions = versions
-    with pytest.raises(ZooKeeperOutdatedError, match="was written 3 times, ZooKeeper knows of 1"):
+    with raises_code("zookeeper-outdated", match="was written 3 times, ZooKeeper knows of 1"):
         scene.lead()
     assert paths.outdated(GROUP) in scene.world.nodes
 
@@ -190,7 +191,7 @@ def test_who_leads_on_looks_at_the_counters_when_its_connection_has_come_back() 
     scene.run(look_at_counter(scene.group))
     scene.run(check_again(scene.group))
     scene.world.nodes[COUNTER], scene.world.nodes.versions = before[COUNTER], versions
-    with pytest.raises(ZooKeeperOutdatedError, match="was written 2 times, ZooKeeper knows of 1"):
+    with raises_code("zookeeper-outdated", match="was written 2 times, ZooKeeper knows of 1"):
         scene.run(check_again(scene.group))
     assert paths.outdated(GROUP) in scene.world.nodes
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.tests.makers import Bench
+from coordinator.tests.makers import Bench, varied
 from rollbridge.base.effects import AnyEffect, run
 from rollbridge.base.ids import SegmentId
 from rollbridge.metadata import paths
@@ -152,7 +152,7 @@ def test_a_truncation_that_removes_more_than_the_node_holds_goes_on_with_the_nex
         deleted: set[str] = set()
         kept = Truncation(state(bench).history.removed, frozenset(), state(bench).history.foundation).to_json()
         most = len(kept) + (3 - len(state(bench).history.removed)) * retention.REMOVED_BYTES
-        bench.group.settings = replace(usual, write_bytes_max=most)
+        bench.group.settings = varied(usual, write_bytes_max=most)
 
         def answer(effect: AnyEffect) -> Any:
             match effect:

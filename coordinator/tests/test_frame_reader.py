@@ -13,6 +13,7 @@ from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import PieceKey
 from rollbridge.buffer.state import FrameRef
 from rollbridge.commitlog.control import ControlKind, ControlRecord, decode_control
+from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError, CorruptDataError
 from rollbridge.kafka.records import BatchBuilder, LogRecord, parse_header, read_records
 from rollbridge.stream.names import GroupName
@@ -125,8 +126,13 @@ def test_groups_are_shared_evenly_and_few_move_when_a_coordinator_goes() -> None
 
 
 def test_settings_name_every_fault_at_once() -> None:
-    with pytest.raises(ConfigError, match=r"session_timeout_s: 0.*poll_s: -1.*zookeeper: missing.*slash"):
-        CoordinatorSettings(bootstrap_servers="b", zookeeper="", name="a/b", session_timeout_s=0, poll_s=-1)
+    with pytest.raises(ConfigError, match=r"session_timeout_s: 0.*merge_timeout_s: -1.*slash"):
+        CoordinatorSettings(
+            connection=ConnectionSettings(bootstrap_servers="b:1", zookeeper="z:1"),
+            name="a/b",
+            session_timeout_s=0,
+            merge_timeout_s=-1,
+        )
 
 
 def test_records_of_a_newer_release_keep_no_leader_from_reading_the_orders_of_the_others() -> None:

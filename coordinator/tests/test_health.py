@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from rollbridge.base.metrics import Sample
+from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError, KafkaUnavailableError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Broker
@@ -31,7 +32,11 @@ from rollbridge_devcluster.state import free_port
 
 
 def settings(metrics_address: str) -> CoordinatorSettings:
-    return CoordinatorSettings(bootstrap_servers="b:1", zookeeper="z:1", name="c", metrics_address=metrics_address)
+    return CoordinatorSettings(
+        connection=ConnectionSettings(bootstrap_servers="b:1", zookeeper="z:1"),
+        name="c",
+        metrics_address=metrics_address,
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.tests.makers import Bench
+from coordinator.tests.makers import Bench, varied
 from rollbridge.base.effects import AnyEffect, Steps
 from rollbridge.buffer.state import BufferedTransaction
 from rollbridge.buffer.table import State
@@ -24,7 +24,7 @@ from rollbridge_coordinator.core.settings import LeaderSettings
 from rollbridge_coordinator.core.waits import MERGES_MAX, PendingRoll, Wait
 
 ORDERS, PAYMENTS, REFUNDS = "sales/orders", "sales/payments", "sales/refunds"
-SETTINGS = LeaderSettings(merge_beside_bytes=100, merges_beside_max=2)
+SETTINGS = varied(LeaderSettings(merge_beside_bytes=100), merges_beside_max=2)
 AWAY = Leaderless("sales.orders.segment-0.epoch-0")
 NOW_MS = 2_000
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 
 from coordinator.tests import sim_actors
+from coordinator.tests.makers import varied
 from coordinator.tests.sim_actors import Client, settings_of
 from coordinator.tests.sim_refusals import UNANSWERED
 from coordinator.tests.sim_run import GROUP, STREAMS, Run
@@ -37,7 +38,7 @@ HELD = str(STREAMS[0])
 
 def large_settings(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSettings:
     """The settings of leaders: most commits are large."""
-    return replace(settings_of(epoch, defects), merge_beside_bytes=200, merges_beside_max=PLACES)
+    return varied(replace(settings_of(epoch, defects), merge_beside_bytes=200), merges_beside_max=PLACES)
 
 
 class LargeRun(Run):

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from bridge.tests.refusals import raises_code
 from coordinator.tests.sim_term import assert_noticed
 from coordinator.tests.sim_unled import GROUP, STREAMS, Run
 from coordinator.tests.sim_world import Topic
@@ -23,7 +24,6 @@ from rollbridge.base.errors import CorruptDataError
 from rollbridge.base.ids import TransactionId
 from rollbridge.commitlog.control import ControlKind, ControlRecord
 from rollbridge.commitlog.outcomes import EndedIds
-from rollbridge.errors import ZooKeeperOutdatedError
 from rollbridge.metadata import paths
 from rollbridge.metadata.journal import RepairStep, begin_log, split
 from rollbridge.metadata.records import ControllerEpoch, Group
@@ -206,5 +206,5 @@ def test_a_zookeeper_from_before_a_log_was_begun_anew_is_refused() -> None:
     known = Group.from_json(run.world.nodes[path])
     run.world.nodes[path] = replace(known, commit_log_topic_id="former").to_json()
     run.take_over()
-    with pytest.raises(ZooKeeperOutdatedError, match="was created again"):
+    with raises_code("zookeeper-outdated", match="was created again"):
         run.until(lambda: run.leader.step(run.clock_ms, run.rng), 1_000)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from rollbridge.stream.names import GroupName
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core.interpreter import Hook
 from rollbridge_coordinator.daemon import main
-from rollbridge_coordinator.daemon.main import Arrival, StoppedWaitingError, tell_waits
+from rollbridge_coordinator.daemon.main import Arrival, tell_waits
 
 SPARE_COLLECTOR = entry.spare_collector
 ADDRESSES = ["--bootstrap-servers", "broker:9093", "--zookeeper", "zk:2181"]
@@ -70,8 +71,8 @@ def test_security_comes_from_the_environment(seen: list[CoordinatorSettings]) ->
     result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
     assert result.exit_code == 0, result.output
     (settings,) = seen
-    assert (settings.bootstrap_servers, settings.zookeeper) == ("broker:9093", "zk:2181")
-    assert (settings.zookeeper_root, settings.security) == ("/other", {"security.protocol": "SSL"})
+    assert (settings.connection.bootstrap_servers, settings.connection.zookeeper) == ("broker:9093", "zk:2181")
+    assert (settings.connection.zookeeper_root, settings.connection.kafka) == ("/other", {"security.protocol": "SSL"})
 
 
 def test_the_collector_is_not_to_look_at_what_stays(
@@ -102,17 +103,17 @@ def test_limits_come_from_the_environment_over_the_file(seen: list[CoordinatorSe
     result = CliRunner().invoke(entry.main, ["--name", "me"], env=environment)
     assert result.exit_code == 0, result.output
     (settings,) = seen
-    assert (settings.bootstrap_servers, settings.name, settings.session_timeout_s) == ("b:1", "me", 2.5)
+    assert (settings.connection.bootstrap_servers, settings.name, settings.session_timeout_s) == ("b:1", "me", 2.5)
     assert (settings.limits.cache_bytes_max, settings.limits.lease_ms_max) == (2000, 5)
 
 
 def test_every_faulty_limit_is_named(seen: list[CoordinatorSettings], tmp_path: Path) -> None:
     file = tmp_path / "rollbridge.toml"
-    file.write_text('[coordinator]\ncach_bytes_max = 1\npoll_s = "soon"\n')
+    file.write_text('[coordinator]\ncach_bytes_max = 1\nmerge_timeout_s = "soon"\n')
     result = CliRunner().invoke(entry.main, ADDRESSES, env={"ROLLBRIDGE_CONFIG": str(file)})
     assert result.exit_code == ConfigError.exit_code
     assert "coordinator.cach_bytes_max: is unknown; did you mean cache_bytes_max?" in result.output
-    assert "coordinator.poll_s: 'soon' is not a number" in result.output
+    assert "coordinator.merge_timeout_s: 'soon' is not a number" in result.output
     negative = {"ROLLBRIDGE_COORDINATOR_ROUND_BYTES_MAX": "-1"}
     result = CliRunner().invoke(entry.main, ADDRESSES, env=negative)
     assert "round_bytes_max: -1 is not positive" in result.output
@@ -161,12 +162,12 @@ def test_faulty_snapshot_settings_are_named(seen: list[CoordinatorSettings], nam
 def test_windows_that_are_too_short_to_measure_are_refused(seen: list[CoordinatorSettings]) -> None:
     environment = {
         "ROLLBRIDGE_COORDINATOR_SCALING_WINDOW_MS": "9000",
-        "ROLLBRIDGE_COORDINATOR_SCALING_PARTS_MAX": "1",
+        "ROLLBRIDGE_COORDINATOR_SCALING_COOLDOWN_MS": "-1",
     }
     result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
     assert result.exit_code == ConfigError.exit_code
-    assert "scaling_parts_max" in result.output
-    del environment["ROLLBRIDGE_COORDINATOR_SCALING_PARTS_MAX"]
+    assert "scaling_cooldown_ms" in result.output
+    del environment["ROLLBRIDGE_COORDINATOR_SCALING_COOLDOWN_MS"]
     result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
     assert result.exit_code == ConfigError.exit_code
     assert "9000 is less than twice scaling_check_ms, 5000" in result.output
@@ -322,7 +323,7 @@ def test_the_time_counts_for_all_servers_together(pauses: Pauses) -> None:
 
 def test_whoever_is_to_end_waits_no_longer(pauses: Pauses) -> None:
     pauses.set()
-    with pytest.raises(StoppedWaitingError, match="asked to end while it waited for Kafka"):
+    with pytest.raises(CancelledError, match="asked to end while it waited for Kafka"):
         waiting(pauses).until(KAFKA, failing(10_000))
 
 
@@ -373,6 +374,18 @@ def test_an_option_of_the_file_gives_way_to_the_environment_by_whatever_name(
     assert seen[0].leader.late_commit_window_ms == 5
     both = {**environment, "ROLLBRIDGE_COORDINATOR_LATE_COMMIT_WINDOW_MS": "7"}
     assert "linger_ms_max: is the former name of late_commit_window_ms" in run(both).output
+
+
+def test_an_option_of_the_last_release_that_is_a_constant_is_refused_with_its_value(
+    seen: list[CoordinatorSettings], tmp_path: Path
+) -> None:
+    file = tmp_path / "rollbridge.toml"
+    file.write_text("[coordinator]\nrecord_after_ms = 9\n")
+    refused = run({"ROLLBRIDGE_CONFIG": str(file), "ROLLBRIDGE_COORDINATOR_POLL_S": "1"})
+    assert refused.exit_code == ConfigError.exit_code
+    assert "coordinator.record_after_ms: is no option, it is always 500" in refused.output
+    assert "ROLLBRIDGE_COORDINATOR_POLL_S: is no option, it is always 0.05" in refused.output
+    assert not seen
 
 
 def test_an_unknown_variable_is_refused_but_not_one_of_kubernetes(seen: list[CoordinatorSettings]) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.tests.makers import Bench
+from coordinator.tests.makers import Bench, varied
 from rollbridge.base.ids import EPOCH_MAX, PART_MAX, SEGMENT_NUMBER_MAX, Epoch, SegmentId, TransactionId
 from rollbridge.buffer.frames import STREAMS_MAX
 from rollbridge.errors import InvalidRequestError
@@ -102,7 +102,9 @@ def test_a_rolling_commit_names_as_many_transactions_as_a_node_takes(names: list
 
 def test_those_that_do_not_fit_beside_it_are_planned_with_the_next_rolling_commit() -> None:
     most = 3
-    bench = Bench({ORDERS: 1}, LeaderSettings(write_bytes_max=1_000 + 170 + 60 + 12 + 2 * len(ORDERS) + 52 * most))
+    bench = Bench(
+        {ORDERS: 1}, varied(LeaderSettings(), write_bytes_max=1_000 + 170 + 60 + 12 + 2 * len(ORDERS) + 52 * most)
+    )
     found = [bench.begin(ORDERS, client=f"c{number}") for number in range(5)]
     bench.scale(ORDERS, [0], [(0.0, 0.5), (0.5, 1.0)])
     for identifier in found:
@@ -114,7 +116,9 @@ def test_those_that_do_not_fit_beside_it_are_planned_with_the_next_rolling_commi
 
 
 def test_a_transaction_that_wrote_to_more_segments_than_a_node_names_rolls_the_whole_stream() -> None:
-    bench = Bench({ORDERS: 50}, LeaderSettings(write_bytes_max=1_000 + 170 + 2 * len(ORDERS) + 60 + 52 + 12 * 20))
+    bench = Bench(
+        {ORDERS: 50}, varied(LeaderSettings(), write_bytes_max=1_000 + 170 + 2 * len(ORDERS) + 60 + 52 + 12 * 20)
+    )
     few, many = bench.begin(ORDERS, client="a"), bench.begin(ORDERS, client="b")
     bench.scale(ORDERS, range(50), [(0.0, 1.0)])
     for identifier, numbers in ((few, range(20)), (many, range(20, 41))):

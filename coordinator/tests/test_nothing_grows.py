@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.tests.makers import Bench
+from coordinator.tests.makers import Bench, varied
 from coordinator.tests.sim_actors import Client, Leader, scale_request
 from coordinator.tests.sim_checks import faults
 from coordinator.tests.sim_log import HISTORIAN, listed, read_log, say_again
@@ -390,6 +390,6 @@ def test_two_years_of_large_commits_leave_what_a_month_does(scaled_every: int | 
 
 
 def test_it_is_found_if_the_root_of_a_stream_that_is_never_scaled_stays_for_ever() -> None:
-    settings = replace(LeaderSettings(), epochs_keep_ms=10 * YEAR_DAYS * DAY_MS)
+    settings = varied(LeaderSettings(), epochs_keep_ms=10 * YEAR_DAYS * DAY_MS)
     found = grown(life(120, scaled_every=None, settings=settings))
     assert {"epochs", "nodes", "bytes", "graph", "journal"} <= found.keys()

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollbridge.base.ids import TransactionId
+from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError, InvalidRequestError
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.daemon.main import page_url
@@ -238,7 +239,9 @@ def test_after_ten_wrong_tokens_an_address_waits_and_no_other() -> None:
 
 def settings(**given: Any) -> CoordinatorSettings:
     """Settings of a coordinator."""
-    return CoordinatorSettings(bootstrap_servers="b:1", zookeeper="z:1", name="c", **given)
+    return CoordinatorSettings(
+        connection=ConnectionSettings(bootstrap_servers="b:1", zookeeper="z:1"), name="c", **given
+    )
 
 
 def test_a_page_is_off_and_read_only_unless_somebody_says_otherwise() -> None:

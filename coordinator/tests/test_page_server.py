@@ -23,10 +23,10 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.doctor.facts import Finding, warning
 from rollbridge.errors import (
     AuthenticationError,
+    ConflictError,
     KafkaUnavailableError,
     LocalEnvironmentError,
     RollbridgeError,
-    StreamBusyError,
     StreamNotFoundError,
     UnknownWriteError,
 )
@@ -199,7 +199,7 @@ def test_guesses_are_one_line_and_after_ten_are_not_looked_at(
     ("fault", "status", "code"),
     [
         (StreamNotFoundError("stream a/b does not exist"), 404, "stream-not-found"),
-        (StreamBusyError("it waits"), 409, "stream-busy"),
+        (ConflictError("it waits", code="stream-busy"), 409, "stream-busy"),
         (AuthenticationError("no"), 400, "authentication-failed"),
         (KafkaUnavailableError("no broker answers"), 503, "kafka-unavailable"),
         (UnknownWriteError("it may have been done"), 504, "unknown-write"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from coordinator.tests.makers import Bench
+from coordinator.tests.makers import Bench, varied
 from rollbridge.base.ids import SegmentId
 from rollbridge.buffer.table import State
 from rollbridge.metadata.changes import Roll
@@ -58,7 +58,7 @@ def test_a_round_is_bounded_in_bytes_but_takes_one_transaction_of_any_size() -> 
 
 
 def test_a_round_is_bounded_in_transactions() -> None:
-    bench = Bench({ORDERS: 1}, LeaderSettings(round_transactions_max=3))
+    bench = Bench({ORDERS: 1}, varied(LeaderSettings(), round_transactions_max=3))
     items = [bench.one(ORDERS, 0) for _ in range(5)]
     assert plan_round(bench.group) == DirectRound(tuple(items[:3]))
 

@@ -7,15 +7,20 @@ import pytest
 from rollbridge.base.effects import AnyEffect
 from rollbridge.buffer.frames import PieceKey
 from rollbridge.buffer.state import FrameRef
-from rollbridge.errors import CorruptDataError, InvalidRequestError, KafkaUnavailableError, RollbridgeError
+from rollbridge.errors import (
+    ConflictError,
+    CorruptDataError,
+    FencedError,
+    InvalidRequestError,
+    KafkaUnavailableError,
+    RollbridgeError,
+    UnavailableError,
+)
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
     AuthenticationError,
     NotAuthorizedError,
-    ProducerFencedError,
-    SealTimeoutError,
-    TopicMismatchError,
     TopicNotFoundError,
 )
 from rollbridge.kafka.records import BatchBuilder
@@ -35,8 +40,8 @@ SEAL = fx.Seal((("t", 0),))
         (NotAuthorizedError("no", resource="cluster"), "not-authorized", None),
         (InvalidRequestError("no"), "invalid-request", None),
         (TopicNotFoundError("no", topic="t"), "topic-not-found", "t"),
-        (TopicMismatchError("no", topic="t", differences={}), "topic-mismatch", "t"),
-        (SealTimeoutError("slow", topics={"t": "its leader to answer"}), "seal-timeout", "t"),
+        (ConflictError("no", resource="topic t", code="topic-mismatch"), "topic-mismatch", "t"),
+        (UnavailableError("slow", resource="topic t", code="seal-timeout"), "seal-timeout", "t"),
     ],
 )
 def test_what_will_never_work_is_a_refusal(fault: RollbridgeError, code: str, topic: str | None) -> None:
@@ -49,7 +54,7 @@ def test_what_will_never_work_is_a_refusal(fault: RollbridgeError, code: str, to
     "fault",
     [
         AppendUnknownError("lost", transactional_id="x"),
-        ProducerFencedError("gone", transactional_id="x", kafka_error="PRODUCER_FENCED"),
+        FencedError("gone", transactional_id="x", kafka_error="PRODUCER_FENCED"),
         KafkaUnavailableError("away"),
         AuthenticationError("who are you?"),
         CorruptDataError("of the commit log"),

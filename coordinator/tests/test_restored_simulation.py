@@ -21,7 +21,7 @@ from rollbridge.base.effects import Steps
 from rollbridge.base.ids import counter_of, shared_count
 from rollbridge.buffer.frames import FrameKind, decode_begin, unpack_header
 from rollbridge.commitlog.control import ControlKind
-from rollbridge.errors import CorruptDataError, ZooKeeperOutdatedError
+from rollbridge.errors import CorruptDataError, RollbridgeError
 from rollbridge.metadata import journal as journals
 from rollbridge.metadata import paths
 from rollbridge.metadata.journal import GroupEvidence, RepairStep, plan, split
@@ -95,7 +95,7 @@ class RestoredRun(Run):
         for _ in range(3):
             try:
                 self._take_over()
-            except ZooKeeperOutdatedError:
+            except RollbridgeError:
                 try:
                     self._repair()
                 except CorruptDataError:  # nobody knows what was lost: a later backup is needed
@@ -119,7 +119,7 @@ class RestoredRun(Run):
     def _lead(self) -> None:
         try:
             super()._lead()
-        except ZooKeeperOutdatedError:
+        except RollbridgeError:
             self._repair()  # a client has used a number that it took before: this is found out later
         chance = self.moments.random()
         if chance < 0.02:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from bridge.tests.refusals import raises_code
 from coordinator.tests.scenes import GROUP, ORDERS, OTHER, Scene, begin_both, commit_both, write_both
 from coordinator.tests.sim_world import World
 from rollbridge.base.effects import AnyEffect
@@ -18,7 +19,7 @@ from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import FrameHeader
 from rollbridge.commitlog.control import ControlKind
 from rollbridge.commitlog.outcomes import EndedIds
-from rollbridge.errors import CoordinatorUnavailableError, ZooKeeperOutdatedError
+from rollbridge.errors import CoordinatorUnavailableError
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import BUFFER_LOST, BUFFER_UNREADABLE, FORMAT_NEWER, METADATA_UNREADABLE, StreamFault
 from rollbridge.metadata.journal import is_deleted
@@ -279,7 +280,7 @@ def test_a_zookeeper_that_names_the_buffer_of_a_former_life_was_set_back() -> No
     for path, value in backup.items():
         scene.world.nodes[path] = value
     scene.take_over()
-    with pytest.raises(ZooKeeperOutdatedError, match="it was created again"):
+    with raises_code("zookeeper-outdated", match="it was created again"):
         scene.until(lambda: led(scene))
 
 
@@ -307,7 +308,7 @@ def test_a_stream_that_a_backup_may_have_lacked_is_not_given_back() -> None:
     for path in tree(scene, THIRD):
         del scene.world.nodes[path]
     scene.take_over()
-    with pytest.raises(ZooKeeperOutdatedError, match="does not know stream sales/third"):
+    with raises_code("zookeeper-outdated", match="does not know stream sales/third"):
         scene.until(lambda: led(scene))
 
 

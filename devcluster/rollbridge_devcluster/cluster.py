@@ -22,7 +22,7 @@ from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.jars import JarCache
 from rollbridge_devcluster.java import find_java
-from rollbridge_devcluster.nodes import STOP_S, KafkaProcess, PortLostError, ProcessNode
+from rollbridge_devcluster.nodes import STOP_S, KafkaProcess, ProcessNode
 from rollbridge_devcluster.services import process_node, require_gateway, service_parts, services_of
 from rollbridge_devcluster.state import (
     COORDINATOR_PREFIX,
@@ -87,10 +87,10 @@ class DevCluster:
             for attempt in range(_PORT_ATTEMPTS):
                 try:
                     return self._up(wishes, only, coordinator)
-                except PortLostError as exc:
-                    # Only a port that was not requested may be another one next time.
+                except LocalEnvironmentError as exc:
+                    # Another process may have taken a port; one that was not requested may be another one next time.
                     asked = (wishes.kafka_port, wishes.zookeeper_port, wishes.gateway_port)
-                    if attempt == _PORT_ATTEMPTS - 1 or any(asked):
+                    if not vars(exc).get("has_lost_port") or attempt == _PORT_ATTEMPTS - 1 or any(asked):
                         raise
                     _log.info('ports.retry reason="%s"', exc)
         raise AssertionError("the last attempt returns or raises")

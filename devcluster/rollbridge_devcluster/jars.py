@@ -31,7 +31,7 @@ import platformdirs
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from rollbridge.errors import LocalEnvironmentError, RollbridgeError
+from rollbridge.errors import LocalEnvironmentError
 
 _log = logging.getLogger(__name__)
 
@@ -48,13 +48,6 @@ _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 
 Advance = Callable[[int], object]
 """Called with the number of bytes that have just become available."""
-
-
-class ChecksumMismatchError(RollbridgeError):
-    """A fetched file is not the pinned one; it was deleted and the cache is unchanged."""
-
-    code = "checksum-mismatch"
-    exit_code = LocalEnvironmentError.exit_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +127,7 @@ class JarCache:
 
         Raises:
             LocalEnvironmentError: the repository cannot be reached or lacks a file, or the cache cannot be written.
-            ChecksumMismatchError: a file is not the pinned one.
+            LocalEnvironmentError: a file is not the pinned one.
         """
         if self.missing(*set_names):
             with self._one_fetcher_at_a_time():
@@ -214,13 +207,13 @@ class JarCache:
             try:
                 self._download(url, jar, count)
                 return
-            except (OSError, http.client.HTTPException, ChecksumMismatchError) as exc:
+            except (OSError, http.client.HTTPException, LocalEnvironmentError) as exc:
                 if isinstance(exc, urllib.error.HTTPError):
                     # The error is the response, and holds the connection.
                     exc.close()
                 advance(-received)
                 if attempt == _ATTEMPTS or give_up.is_set() or not _worth_retrying(exc):
-                    if isinstance(exc, ChecksumMismatchError):
+                    if isinstance(exc, LocalEnvironmentError):
                         raise
                     raise LocalEnvironmentError(
                         f"{jar.name} cannot be fetched from {base}: {exc}; check the network, or set "
@@ -236,7 +229,7 @@ class JarCache:
                 target.verify(str(source))
         except FileNotFoundError:
             return False
-        except (OSError, ChecksumMismatchError) as exc:
+        except (OSError, LocalEnvironmentError) as exc:
             _log.info('jar.unusable path=%s reason="%s"', source, exc)
             return False
         return True
@@ -291,13 +284,14 @@ class _Landing:
         """Promise that the pinned file was written.
 
         Raises:
-            ChecksumMismatchError: it was not.
+            LocalEnvironmentError: it was not.
         """
         found = self._digest.hexdigest()
         if found != self._jar.sha256:
-            raise ChecksumMismatchError(
+            raise LocalEnvironmentError(
                 f"{self._jar.name} from {source} has SHA-256 {found}, but {self._jar.sha256} is pinned; "
-                "it was thrown away"
+                "it was thrown away",
+                code="checksum-mismatch",
             )
 
 

@@ -256,10 +256,6 @@ _FORMAT: Final = "kafka-format"
 _FORMAT_S: Final = 60.0
 
 
-class PortLostError(LocalEnvironmentError):
-    """Another process took a port between its selection and the server's start."""
-
-
 class ProcessNode(Node):
     """A daemon of this machine; it is found by its mark, started by any process."""
 
@@ -344,8 +340,10 @@ class ProcessNode(Node):
                 f"{self.home.logs}"
             )
         said = self.said().splitlines()
-        error = PortLostError if any(_ADDRESS_IN_USE.search(line) for line in said) else LocalEnvironmentError
-        return error(f"{self.part} {what}: {telling_line(said)}; more in {self.home.logs}")
+        return LocalEnvironmentError(
+            f"{self.part} {what}: {telling_line(said)}; more in {self.home.logs}",
+            has_lost_port=any(_ADDRESS_IN_USE.search(line) for line in said),
+        )
 
     def _all(self) -> list[psutil.Process]:
         return processes.find(self.home.path).get(self.part, [])

@@ -242,7 +242,7 @@ def test_the_units_settings_are_those_of_a_coordinator(monkeypatch: pytest.Monke
     for name, value in environment_file("coordinator"):
         monkeypatch.setenv(name, value)
     settings = load_coordinator_settings({"name": "host-1"})
-    assert settings.zookeeper.startswith("zookeeper-1:2181,")
+    assert settings.connection.zookeeper.startswith("zookeeper-1:2181,")
     assert settings.metrics_endpoint == ("127.0.0.1", 9464)
     assert unit("coordinator")["Service"]["ExecStart"].endswith("rollbridge coordinator --name %H-%i")
 

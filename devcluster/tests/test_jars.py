@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from bridge.tests.refusals import raises_code
 from rollbridge.errors import LocalEnvironmentError
-from rollbridge_devcluster.jars import REPOSITORY_VARIABLE, ChecksumMismatchError, Jar, JarCache, read_lock
+from rollbridge_devcluster.jars import REPOSITORY_VARIABLE, Jar, JarCache, read_lock
 
 GOOD = {f"org/example/{name}/1.0/{name}-1.0.jar": name.encode() * 100_000 for name in ("alpha", "beta", "gamma")}
 ALPHA = "org/example/alpha/1.0/alpha-1.0.jar"
@@ -92,7 +93,7 @@ def test_fetches_each_jar_once_and_not_again(cache: JarCache, repository: Reposi
 def test_a_wrong_file_is_refused_and_leaves_nothing(cache: JarCache, repository: Repository) -> None:
     body = GOOD[ALPHA]
     repository.errors[ALPHA] = lambda handler, count: serve(handler, b"x" + body[1:])
-    with pytest.raises(ChecksumMismatchError, match=r"alpha-1\.0\.jar from http.*is pinned"):
+    with raises_code("checksum-mismatch", match=r"alpha-1\.0\.jar from http.*is pinned"):
         cache.ensure("tools")
     assert "alpha-1.0.jar" not in files(cache)
     assert not [name for name in files(cache) if name.startswith(".")]

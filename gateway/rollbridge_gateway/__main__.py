@@ -51,7 +51,7 @@ def run(settings: GatewaySettings, ready: Callable[[str], None] = lambda line: N
     Raises:
         LocalEnvironmentError: an address cannot be used.
         KafkaUnavailableError, ZooKeeperUnavailableError: no server answers at the start.
-        ConfigError, WrongClusterError: the settings are wrong.
+        ConfigError, InvalidRequestError: the settings are wrong.
     """
     settings.tls_context()  # what is wrong with its files is told before anything is opened
     settings.check_certificate(datetime.now(UTC))
@@ -87,7 +87,6 @@ def connected(settings: GatewaySettings) -> Bridge:
     options = ClientOptions(
         commit_timeout_s=END_S,
         admin_timeout_s=END_S,
-        client_names_max=settings.ids_max + 1,
         open_transactions_max=2 * settings.ids_max,
     )
     return connect(
@@ -215,9 +214,7 @@ PREFIX: Final = "ROLLBRIDGE_GATEWAY"
 @click.option("--connections-per-ip-max", type=int, help="Most of one address (default: half of all).")
 @click.option("--ids-max", type=int, help="Most transactional ids served at once (default: 50,000).")
 @click.option("--request-bytes-max", type=int, help="Largest request (default: 100 MiB).")
-@click.option("--under-way-bytes-max", type=int, help="Bytes of all requests under way (default: 256 MiB).")
-@click.option("--answer-bytes-max", type=int, help="Bytes of answers not taken yet (default: 256 MiB).")
-@click.option("--writers", type=int, help="Threads for what may take long to write (default: 8).")
+@click.option("--under-way-bytes-max", type=int, help="Bytes of all requests under way, and of answers not taken yet.")
 @click.option("--workers", type=int, help="Threads for each group's leader, and for ZooKeeper (default: 64).")
 @click.option("--certificate", metavar="FILE", help="Certificate, if clients' connections are to be encrypted.")
 @click.option("--key", metavar="FILE", help="Its private key, unless it is in the same file.")

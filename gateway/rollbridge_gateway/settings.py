@@ -65,16 +65,13 @@ class GatewaySettings:
     request_bytes_max: int = option(100 * MIB, low=MIB)
     """Largest request, as brokers' ``socket.request.max.bytes``."""
     under_way_bytes_max: int = option(256 * MIB, low=MIB)
-    """Bytes of all requests under way; beyond, connections are not read from."""
-    answer_bytes_max: int = option(256 * MIB, low=MIB)
-    """Bytes of brokers' answers that clients have not taken yet; beyond, brokers are not read from."""
+    """Bytes of all requests under way, beyond which connections are not read from; and of brokers' answers that clients
+    have not taken yet, beyond which brokers are not read from."""
     idle_s: float = option(600.0, low=0.1)
     """Seconds after which a connection is closed whose client asks for nothing, as brokers' ``connections.max.idle.ms``
     is; likewise one that does not take its answers."""
     request_s: float = option(30.0, low=0.1)
     """Seconds within which a client has to continue a request that it has begun, and to authenticate itself."""
-    writers: int = option(8, low=1, high=256)
-    """Threads that write what may take long: large or compressed batches, or for which there is no room at once."""
     workers: int = option(64, low=4, high=1_024)
     """Threads that wait for the leader of a transaction group, for each group; and as many that wait for ZooKeeper."""
     certificate: str = ""

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from rollbridge.base.effects import AnyEffect, Steps, UnderWay
 from rollbridge.buffer.savepoints import notes_bytes, notes_fault
-from rollbridge.errors import GroupMismatchError, InvalidRequestError
+from rollbridge.errors import InvalidRequestError
 from rollbridge_gateway.producer.expiration import (
     BucketMark,
     Dated,
@@ -42,10 +42,9 @@ from rollbridge_gateway.producer.procedures import (
     Finish,
     GroupCommit,
     IdState,
-    LostByOthersError,
+    LostTransactionError,
     NothingWrittenError,
     OffsetToCommit,
-    OutcomeLostError,
     RefusedError,
     Resume,
     Save,
@@ -402,7 +401,7 @@ class Gateway:
         while (effect := under_way.look_ahead()) is not None:
             try:
                 under_way.reply((yield from self._carry_out(effect, hold)))
-            except (LostByOthersError, NothingWrittenError, OutcomeLostError, RefusedError) as fault:
+            except (LostTransactionError, NothingWrittenError, RefusedError) as fault:
                 under_way.refuse(fault)
         return under_way.result
 
@@ -487,7 +486,9 @@ class Gateway:
             case Carry(batch):
                 assert hold.txn is not None
                 if isinstance(batch, Batch) and batch.stream != hold.txn.stream:
-                    raise NothingWrittenError("a stream of another group") from GroupMismatchError(batch.stream)
+                    raise NothingWrittenError("a stream of another group") from InvalidRequestError(
+                        batch.stream, code="group-mismatch"
+                    )
                 hold.tail += batch
                 hold.txn.strays += batch
             case AddOffsets(offsets):
@@ -539,6 +540,6 @@ class Gateway:
             else:
                 txn.state, txn.reason = KnownEnd.ABORTED, reason
         elif commit and txn.state is KnownEnd.ABORTED:
-            raise LostByOthersError
+            raise LostTransactionError("aborted by others", by_others=True)
         elif not commit and txn.state is KnownEnd.COMMITTED:
             raise RefusedError(Step.INVALID, "an abort was asked for what is committed")

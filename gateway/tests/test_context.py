@@ -6,7 +6,7 @@ import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-from rollbridge_gateway.server.context import ClientLeftError, Listers
+from rollbridge_gateway.server.context import Listers
 
 
 def test_few_are_under_way_and_who_has_left_meanwhile_is_dropped() -> None:
@@ -29,7 +29,7 @@ def test_few_are_under_way_and_who_has_left_meanwhile_is_dropped() -> None:
         left.update((1, 3, 5))
         go.set()
         found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [number for number, item in enumerate(found) if isinstance(item, ClientLeftError)] == [3, 5]
+        assert [number for number, item in enumerate(found) if isinstance(item, ConnectionAbortedError)] == [3, 5]
         await listers.run(lambda: True, work, 7)
         listers.close()
 

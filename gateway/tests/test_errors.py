@@ -8,16 +8,14 @@ import pytest
 from kio.schema.errors import ErrorCode
 
 from rollbridge import errors as ours
-from rollbridge.metadata.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
+from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
 from rollbridge_gateway.producer.procedures import (
+    NotDoneError,
     NothingWrittenError,
     RefusedError,
-    SequenceGapError,
-    UnknownGroupError,
-    UnknownProducerError,
 )
-from rollbridge_gateway.producer.table import Step
-from rollbridge_gateway.protocol.errors import OF_STEP, KafkaFault, code_of, code_of_error, fault_of
+from rollbridge_gateway.producer.table import OF_STEP, KafkaFault, Step
+from rollbridge_gateway.protocol.errors import code_of, code_of_error, fault_of
 from rollbridge_gateway.protocol.versions import TABLE, Api
 
 TRANSACTIONAL = (
@@ -76,26 +74,26 @@ def test_every_fault_has_a_code_in_every_version(fault: KafkaFault, where: tuple
         (ours.InvalidRequestError(""), Api.END_TXN, 5, "transaction_abortable"),
         (ours.StreamNotFoundError(""), Api.END_TXN, 5, "transaction_abortable"),
         (ours.InvalidRequestError(""), Api.ADD_OFFSETS_TO_TXN, 4, "invalid_request"),
-        (UnknownProducerError(), Api.END_TXN, 5, "invalid_producer_id_mapping"),
-        (UnknownGroupError(), Api.ADD_OFFSETS_TO_TXN, 0, "concurrent_transactions"),
-        (UnknownGroupError(), Api.TXN_OFFSET_COMMIT, 5, "coordinator_load_in_progress"),
-        (SequenceGapError(), Api.PRODUCE, 12, "out_of_order_sequence_number"),
-        (NothingWrittenError(), Api.PRODUCE, 12, "invalid_record"),
+        (NotDoneError(KafkaFault.UNKNOWN_PRODUCER), Api.END_TXN, 5, "invalid_producer_id_mapping"),
+        (NotDoneError(KafkaFault.NOWHERE), Api.ADD_OFFSETS_TO_TXN, 0, "concurrent_transactions"),
+        (NotDoneError(KafkaFault.NOWHERE), Api.TXN_OFFSET_COMMIT, 5, "coordinator_load_in_progress"),
+        (NothingWrittenError("", KafkaFault.GAP), Api.PRODUCE, 12, "out_of_order_sequence_number"),
+        (NothingWrittenError(""), Api.PRODUCE, 12, "invalid_record"),
         (ours.ClientFencedError(""), Api.PRODUCE, 12, "not_leader_or_follower"),
         (ours.ClientFencedError(""), Api.INIT_PRODUCER_ID, 4, "coordinator_not_available"),
         (ours.OutcomeUnknownError("", transaction=""), Api.END_TXN, 5, "concurrent_transactions"),
         (ours.KafkaUnavailableError(""), Api.PRODUCE, 12, "not_leader_or_follower"),
         (ours.ZooKeeperUnavailableError(""), Api.END_TXN, 1, "coordinator_not_available"),
-        (NodeExistsError("", path=""), Api.ADD_PARTITIONS_TO_TXN, 0, "coordinator_not_available"),
-        (NodeVersionMismatchError("", path=""), Api.END_TXN, 1, "coordinator_not_available"),
+        (NodeConflictError("", path="", code="node-exists"), Api.ADD_PARTITIONS_TO_TXN, 0, "coordinator_not_available"),
+        (NodeConflictError("", path="", code="node-version-mismatch"), Api.END_TXN, 1, "coordinator_not_available"),
         (NodeMissingError("", path=""), Api.PRODUCE, 12, "not_leader_or_follower"),
         (ours.BackpressureError(""), Api.PRODUCE, 12, "request_timed_out"),
         (ours.StreamNotFoundError(""), Api.PRODUCE, 12, "unknown_topic_or_partition"),
-        (ours.InvalidTimeoutError(""), Api.INIT_PRODUCER_ID, 4, "invalid_transaction_timeout"),
+        (ours.InvalidRequestError("", code="invalid-timeout"), Api.INIT_PRODUCER_ID, 4, "invalid_transaction_timeout"),
         (ours.CorruptDataError(""), Api.PRODUCE, 9, "corrupt_message"),
         (ours.TransactionAbortedError("", transaction=""), Api.PRODUCE, 12, "transaction_abortable"),
         (ours.TransactionClosedError("", transaction=""), Api.PRODUCE, 12, "invalid_txn_state"),
-        (ours.GroupMismatchError(""), Api.PRODUCE, 9, "invalid_txn_state"),
+        (ours.InvalidRequestError("", code="group-mismatch"), Api.PRODUCE, 9, "invalid_txn_state"),
         (KeyError("a mistake"), Api.PRODUCE, 9, "unknown_server_error"),
     ],
 )

@@ -26,8 +26,8 @@ from rollbridge_gateway.producer.expiration import (
     is_due,
     sweep,
 )
-from rollbridge_gateway.producer.procedures import IdState, Incoming, UnknownProducerError
-from rollbridge_gateway.producer.table import NOBODY, Entry, Pair
+from rollbridge_gateway.producer.procedures import IdState, Incoming, NotDoneError
+from rollbridge_gateway.producer.table import NOBODY, Entry, KafkaFault, Pair
 
 STEPS = 6
 """Effects of a sweep that finds an entry to remove."""
@@ -86,7 +86,9 @@ class Play:
         now_ms = self.world.now_ms
         try:
             self.run(lambda held: procedures.write(held, self.pair, [item], now_ms, v2=True))
-        except UnknownProducerError:
+        except NotDoneError as fault:
+            if fault.fault is not KafkaFault.UNKNOWN_PRODUCER:
+                raise
             self.start()
         self.world.used_ms = now_ms
 

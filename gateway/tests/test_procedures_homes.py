@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rollbridge.base.effects import AnyEffect, Steps
-from rollbridge.errors import GroupMismatchError
+from rollbridge.errors import InvalidRequestError
 from rollbridge_gateway.producer.procedures import (
     AddOffsets,
     BeginTransaction,
@@ -15,16 +15,16 @@ from rollbridge_gateway.producer.procedures import (
     GroupCommit,
     IdState,
     Incoming,
+    NotDoneError,
     NothingWrittenError,
     OffsetToCommit,
     Save,
-    UnknownGroupError,
     WriteEntry,
     add,
     send_offsets,
     write,
 )
-from rollbridge_gateway.producer.table import Entry, Pair, ProducerPhase, ProducerState
+from rollbridge_gateway.producer.table import Entry, KafkaFault, Pair, ProducerPhase, ProducerState
 
 PAIR = Pair(1 << 62, 0)
 GUESSED, WRITTEN, FORMER = "one/guessed", "other/written", "other/former"
@@ -48,7 +48,7 @@ def carry_out(procedure: Steps[Any]) -> list[AnyEffect]:
                 begun = effect.stream
             if isinstance(effect, Carry) and effect.batch != begun:
                 refused = NothingWrittenError("another group")
-                refused.__cause__ = GroupMismatchError("another group")
+                refused.__cause__ = InvalidRequestError("another group", code="group-mismatch")
                 effect = procedure.throw(refused)
             else:
                 effect = procedure.send(None)
@@ -74,9 +74,9 @@ def offsets(of: IdState, stream: str = GUESSED, *, is_sure: bool, v2: bool = Tru
 def test_a_guess_waits_for_a_write_until_it_is_to_be_taken(v2: bool) -> None:
     item = held()
     for stream in ("", GUESSED):
-        with pytest.raises(UnknownGroupError):
+        with pytest.raises(NotDoneError, check=lambda fault: fault.fault is KafkaFault.NOWHERE):
             offsets(item, stream, is_sure=False, v2=v2)
-    with pytest.raises(UnknownGroupError):
+    with pytest.raises(NotDoneError, check=lambda fault: fault.fault is KafkaFault.NOWHERE):
         offsets(item, "", is_sure=True, v2=v2)
     assert begun_in(offsets(item, is_sure=True, v2=v2)) == [GUESSED]
     assert item.entry is not None
@@ -85,7 +85,7 @@ def test_a_guess_waits_for_a_write_until_it_is_to_be_taken(v2: bool) -> None:
 
 def test_a_write_that_comes_meanwhile_tells_where() -> None:
     item = held()
-    with pytest.raises(UnknownGroupError):
+    with pytest.raises(NotDoneError, check=lambda fault: fault.fault is KafkaFault.NOWHERE):
         offsets(item, is_sure=False)
     assert begun_in(carry_out(write(item, PAIR, [batch(WRITTEN)], NOW_MS, v2=True))) == [WRITTEN]
     assert any(isinstance(effect, AddOffsets) for effect in offsets(item, is_sure=False))

@@ -27,22 +27,21 @@ import pytest
 
 from gateway.tests.sim_world import DAY_MS, STREAMS, AskAgain, Batch, Crash, Gateway, Hold, StandsStill, World
 from rollbridge.base.effects import Effect, Steps
-from rollbridge.errors import GroupMismatchError
+from rollbridge.base.errors import GROUP_MISMATCH
 from rollbridge_gateway.producer import expiration, procedures
 from rollbridge_gateway.producer.procedures import (
     GroupCommit,
     IdState,
     Incoming,
+    LostTransactionError,
+    NotDoneError,
+    NothingWrittenError,
     OffsetToCommit,
-    OutcomeLostError,
     RefusedError,
     Resume,
-    SequenceGapError,
-    UnknownGroupError,
-    UnknownProducerError,
     Written,
 )
-from rollbridge_gateway.producer.table import KnownEnd, Pair, PairEnd, ProducerPhase, ProducerState, Step
+from rollbridge_gateway.producer.table import KafkaFault, KnownEnd, Pair, PairEnd, ProducerPhase, ProducerState, Step
 from rollbridge_gateway.protocol.sequences import Sequences
 
 SEEDS = int(os.environ.get("EXAMPLES", "400"))
@@ -109,7 +108,9 @@ class Application:
                 if refused.step is Step.WAIT:
                     continue
                 raise self.refused(refused) from refused
-            except UnknownProducerError as unknown:
+            except NotDoneError as unknown:
+                if unknown.fault is not KafkaFault.UNKNOWN_PRODUCER:
+                    raise
                 if self.has_slept:
                     raise Forgotten from unknown
                 raise self.refused(unknown) from unknown
@@ -141,7 +142,7 @@ class Application:
 
     def send_late(self, make: Callable[[IdState], Steps[Any]]) -> None:
         """A copy of a request comes, and nobody hears the answer."""
-        with suppress(Crash, StandsStill, AskAgain, RefusedError, UnknownProducerError, UnknownGroupError):
+        with suppress(Crash, StandsStill, AskAgain, NotDoneError):
             self.any_gateway((1, 1, 1)).run(make)
 
     def any_gateway(self, weights: tuple[int, ...]) -> Gateway:
@@ -298,13 +299,15 @@ class Application:
                     lambda held: procedures.add(held, pair, guess, now_ms, is_home=True, is_sure=is_sure), is_late=False
                 )
             self.ask(self.sending(pair, group, guess, is_sure=is_sure), is_late=self.v2)
-        except UnknownGroupError:
+        except NotDoneError as unknown:
+            if unknown.fault is not KafkaFault.NOWHERE:
+                raise
             return False
         return True
 
     def refused_for_its_group(self, why: Exception, stream: str) -> None:
         """A transaction that offsets have begun elsewhere takes no records; the next one begins where they were for."""
-        if not isinstance(why.__cause__, GroupMismatchError):
+        if getattr(why.__cause__, "code", "") != GROUP_MISMATCH:
             raise Wrong(f"a batch was refused: {why!r}")
         if self.misled == stream and not self.world.crash and not self.has_days:
             raise Wrong(f"a batch for {stream} was refused again: {why!r}")
@@ -352,7 +355,7 @@ class Application:
 
 def go_on(gateway: Gateway) -> None:
     """Let a gateway go on that stands still; nobody waits for what comes of it."""
-    with suppress(Crash, AskAgain, RefusedError, UnknownProducerError, UnknownGroupError):
+    with suppress(Crash, AskAgain, NotDoneError):
         gateway.go_on()
 
 
@@ -489,7 +492,7 @@ def test_what_was_begun_and_of_which_nobody_will_ever_tell_has_not_begun_for_its
     def lose(self: Gateway, commit: bool, reason: str, hold: Hold) -> None:
         monkeypatch.setattr(Gateway, "_finish", finish)
         world.txns.clear()
-        raise OutcomeLostError("the commit log was emptied")
+        raise LostTransactionError("the commit log was emptied")
 
     monkeypatch.setattr(Gateway, "_finish", lose)
     assert second.run(write).faults == [None]
@@ -720,7 +723,7 @@ def _only_the_gateways_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _home_unmended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(procedures, "GroupMismatchError", KeyboardInterrupt)
+    monkeypatch.setattr(procedures, "GROUP_MISMATCH", "no code")
 
 
 MUTANTS = [
@@ -775,6 +778,6 @@ def test_a_fault_is_found(mutant: Callable[[pytest.MonkeyPatch], None], monkeypa
     for seed in (FOUND_FIRST.get(mutant.__name__, 0), *range(6_000)):
         try:
             run(seed)
-        except (Wrong, AssertionError, Fatal, SequenceGapError, KeyError):
+        except (Wrong, AssertionError, Fatal, NothingWrittenError, KeyError):
             return
     pytest.fail("nothing was found")

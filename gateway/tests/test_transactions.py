@@ -10,7 +10,7 @@ from rollbridge.base.ids import TransactionId
 from rollbridge.client.futures import Completion
 from rollbridge.commitlog.control import EXPIRED, ControlKind, ControlRecord
 from rollbridge.errors import OutcomeUnknownError
-from rollbridge_gateway.producer.procedures import OutcomeLostError
+from rollbridge_gateway.producer.procedures import LostTransactionError
 from rollbridge_gateway.producer.transactions import TransactionClient
 
 ID = TransactionId.of(0, 7)
@@ -49,7 +49,7 @@ def test_an_end_that_is_decided_right_after_its_time_is_asked_for_again(kind: Co
 def test_an_end_of_which_nobody_will_ever_tell_is_lost() -> None:
     txn = Late()
     txn.completion.give_up("the commit log was emptied")
-    with pytest.raises(OutcomeLostError):
+    with pytest.raises(LostTransactionError):
         finish(txn)
 
 
@@ -69,6 +69,6 @@ def test_one_of_which_nobody_will_ever_tell_is_kept_until_its_producer_has_heard
     rolling = of(txn)
     txn.completion.give_up("the commit log was emptied")
     assert rolling.is_open
-    with pytest.raises(OutcomeLostError):
+    with pytest.raises(LostTransactionError):
         rolling.finish(commit=True, reason="", timeout_s=0)
     assert not rolling.is_open

@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 
 import rollbridge
+from bridge.tests.refusals import raises_code
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.containers.partitions import in_sync, partitions_of
 from integration_tests.patience import eventually
-from rollbridge.errors import StreamBusyError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata.session import ZooKeeperSession
@@ -100,7 +100,7 @@ def test_a_rolling_commit_over_a_segment_that_nobody_leads_holds_up_nobody_else(
             transaction = innocent.begin(other)
             transaction.write(other, key=b"k", value=b"%d" % number)
             transaction.commit(timeout=COMMIT_S)
-        with pytest.raises(StreamBusyError, match=r"the leader of topic .*alone.*, which cannot be reached"):
+        with raises_code("stream-busy", match=r"the leader of topic .*alone.*, which cannot be reached"):
             client.admin.scale(alone.name, seal=[1], ranges=[(0.0, 0.25), (0.25, 0.5)])
         assert not future.done()
     finally:

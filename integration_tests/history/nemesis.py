@@ -25,7 +25,7 @@ from integration_tests.history.repairs import Restoration
 from integration_tests.history.workers import Workers
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.base.ids import SegmentId
-from rollbridge.errors import RollbridgeError, StreamBusyError, StreamExistsError, StreamNotFoundError, UnavailableError
+from rollbridge.errors import ConflictError, RollbridgeError, StreamExistsError, StreamNotFoundError, UnavailableError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.records import batch_of_one
 from rollbridge.stream.names import StreamName
@@ -204,7 +204,7 @@ class Nemesis:
             "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "200",
             # Or the commit log would be kept as far back as a takeover may read, which is further than a history goes.
             "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": "500",
-            "ROLLBRIDGE_COORDINATOR_OUTCOMES_UNLISTED_MAX": "200",
+            "CONSTANT_OUTCOMES_UNLISTED_MAX": "200",
             "ROLLBRIDGE_COORDINATOR_MERGE_BESIDE_BYTES": self._choice.choice(LARGE_FROM),
         }
         for number in range(COORDINATORS):
@@ -351,7 +351,7 @@ class Nemesis:
         """A stream is deleted and made anew under its name."""
         with rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client:
             while True:
-                with suppress(StreamBusyError, StreamNotFoundError, UnavailableError):
+                with suppress(ConflictError, StreamNotFoundError, UnavailableError):
                     client.admin.delete_stream(self._passing)
                 # It is not deleted while transactions of it are open, and there may always be some.
                 with suppress(UnavailableError):

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 E = TypeVar("E", bound=BaseException)
+
+# Codes that are compared
+GROUP_MISMATCH: Final = "group-mismatch"
+INVALID_RANGES: Final = "invalid-ranges"
+NOTHING_SERVED: Final = "nothing-served"
 
 
 class PortableError(Exception):
@@ -30,18 +35,31 @@ class RollbridgeError(PortableError):
     """Base of all errors of this package.
 
     Attributes:
+        code: Stable name of what happened, narrower than the class where that has several ``codes``.
+        codes: Codes of this class besides its own.
         resource: What of Kafka it is about, such as ``topic orders``; empty where that is not one thing.
     """
 
-    code: ClassVar[str] = "error"
+    code: str = "error"
+    codes: ClassVar[tuple[str, ...]] = ("zookeeper-outdated",)
     exit_code: ClassVar[int] = 1
     resource: str = ""
+
+    def __init__(self, message: str = "", *, code: str = "", **data: object) -> None:
+        """Take the text, one of the ``codes`` if it is not the class's own, and what else programs may read."""
+        super().__init__(message)
+        if code:
+            self.code = code
+        vars(self).update(data)
 
 
 class InvalidRequestError(RollbridgeError):
     """The request can never succeed as it is; nothing was written."""
 
     code = "invalid-request"
+    codes: ClassVar[tuple[str, ...]] = tuple(
+        f"{GROUP_MISMATCH} {INVALID_RANGES} invalid-timeout offset-metadata-too-large wrong-cluster".split()
+    )
     exit_code = 4
 
 
@@ -51,22 +69,11 @@ class InvalidNameError(InvalidRequestError):
     code = "invalid-name"
 
 
-class OffsetMetadataTooLargeError(InvalidRequestError):
-    """The metadata of an offset that was to be committed is longer than brokers take; it was not sent."""
-
-    code = "offset-metadata-too-large"
-
-
-class InvalidRangesError(InvalidRequestError):
-    """Key ranges that do not partition the key space, or segments that are not active; nothing was written."""
-
-    code = "invalid-ranges"
-
-
 class NotFoundError(RollbridgeError):
     """Raised if the request names something that does not exist; nothing was written."""
 
     code = "not-found"
+    codes: ClassVar[tuple[str, ...]] = (NOTHING_SERVED,)
     exit_code = 3
 
 
@@ -80,6 +87,7 @@ class ConflictError(RollbridgeError):
     """The state is not what the request assumes; this request wrote nothing."""
 
     code = "conflict"
+    codes: ClassVar[tuple[str, ...]] = ("replay-differs", "rolled-back", "stream-busy", "topic-mismatch")
     exit_code = 5
 
 
@@ -96,9 +104,10 @@ class InvalidTransitionError(ConflictError):
     """The transaction's state does not allow the request."""
 
     code = "invalid-transition"
+    codes: ClassVar[tuple[str, ...]] = ("invalid-state",)
 
-    def __init__(self, message: str, *, transaction: str, state: str, request: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, transaction: str, state: str, request: str, code: str = "") -> None:
+        super().__init__(message, code=code)
         self.transaction = transaction
         self.state = state
         self.request = request
@@ -108,6 +117,7 @@ class UnavailableError(RollbridgeError):
     """A part of the system does not answer; nothing is known to have been written; try again later."""
 
     code = "unavailable"
+    codes: ClassVar[tuple[str, ...]] = ("seal-timeout",)
     exit_code = 7
 
 

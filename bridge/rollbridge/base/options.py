@@ -25,6 +25,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Final
 
 from rollbridge.base.errors import InvalidRequestError
@@ -186,6 +187,12 @@ def keys_of(*settings: type) -> frozenset[str]:
     return frozenset(key for kind in settings for row in table_of(kind) for key in row.keys)
 
 
+def constants_of(settings: type) -> dict[str, Any]:
+    """Return the values of a class of settings that cannot be set: its class variables, by name."""
+    hints = vars(settings).get("__annotations__", {})
+    return {name: getattr(settings, name) for name, hint in hints.items() if str(hint).startswith("ClassVar[")}
+
+
 def faults_of(*settings: Any) -> Iterator[str]:
     """Yield what is out of its range, each with its key."""
     for part in settings:
@@ -256,16 +263,26 @@ _OF_KUBERNETES: Final = re.compile(r"(?:^|_)(?:SERVICE_(?:HOST|PORT)|PORT)(?:_\w
 """Ends of the variables that Kubernetes sets in each container for each service, by its name."""
 
 
-def unknown_variables(environ: Mapping[str, str], prefix: str, known: Collection[str]) -> Iterator[str]:
-    """Yield the variables with a prefix that are not known, each with the likely correction; not Kubernetes' own."""
+def unknown_variables(
+    environ: Mapping[str, str], prefix: str, known: Collection[str], constants: Mapping[str, Any] = MappingProxyType({})
+) -> Iterator[str]:
+    """Yield the variables with a prefix that are not known, as :func:`unknown` does; not Kubernetes' own."""
     found = [name for name, value in environ.items() if value and name.startswith(prefix)]
-    return unknown((name for name in found if not _OF_KUBERNETES.search(name.removeprefix(prefix))), known)
+    return unknown(
+        (name for name in found if not _OF_KUBERNETES.search(name.removeprefix(prefix))), known, constants=constants
+    )
 
 
-def unknown(given: Iterable[str], known: Collection[str], words: str = "is unknown") -> Iterator[str]:
-    """Yield unknown keys, each with the likely correction."""
+def unknown(
+    given: Iterable[str],
+    known: Collection[str],
+    words: str = "is unknown",
+    constants: Mapping[str, Any] = MappingProxyType({}),
+) -> Iterator[str]:
+    """Yield unknown keys, each with the likely correction, or with the value that it always has."""
     for key in sorted(set(given) - set(known)):
-        yield f"{key}: {words}{nearest(key, known)}"
+        fixed = f"is no option, it is always {constants[key]}" if key in constants else ""
+        yield f"{key}: {fixed or words + nearest(key, known)}"
 
 
 def nearest(key: str, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -38,19 +38,14 @@ from rollbridge.cas.router import ROUND_BYTES_MAX, SegmentRouter
 from rollbridge.cas.session import IDS_PER_SLOT, SessionPool, TransactionalSession, take_slot
 from rollbridge.errors import (
     CasOutcomeUnknownError,
+    FencedError,
     KafkaUnavailableError,
     RecordTooLargeError,
     RollbridgeError,
     TruncatedError,
 )
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.errors import (
-    AppendRefusedError,
-    AppendUnknownError,
-    NotAuthorizedError,
-    ProducerFencedError,
-    TopicNotFoundError,
-)
+from rollbridge.kafka.errors import AppendRefusedError, AppendUnknownError, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.records import BatchBuilder, Compression
 from rollbridge.kafka.segment_tail import WAIT_MS, LineageTails, T, WaitedTooLongError, answer_of, ask
 from rollbridge.metadata.catalog import Catalog
@@ -267,7 +262,7 @@ class StreamAppender:
             return machine.Stalled(f"an earlier native transaction is still open: {fault}")
         except AppendUnknownError as fault:
             return machine.Lost(str(fault))
-        except ProducerFencedError as fault:
+        except FencedError as fault:
             return machine.Fenced(str(fault))
         except AppendRefusedError as fault:
             if fault.kafka_error == _SEALED:

@@ -54,7 +54,7 @@ class SegmentRouter:
         self._known: _Known | None = None
 
     def look_up(self) -> None:
-        """Raise ScopeNotFoundError or StreamNotFoundError unless the stream is there."""
+        """Raise StreamNotFoundError unless the stream is there."""
         self._catalog.view(self._name)
 
     @property
@@ -101,7 +101,7 @@ class SegmentRouter:
 
         Raises:
             UnavailableError: the end of a predecessor is not known yet; see :meth:`await_lineage`.
-            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
+            StreamNotFoundError: there is no such stream.
         """
         view, known = self._catalog.view(self._name), self._known
         if known is None or known.history is not view.history:
@@ -113,7 +113,7 @@ class SegmentRouter:
 
         Raises:
             UnavailableError: the end of one of them is not known yet; nothing was written.
-            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
+            StreamNotFoundError: there is no such stream.
         """
         history, found = self._catalog.view(self._name).history, []
         for item in sorted(history.graph.ancestors([segment])):
@@ -137,7 +137,7 @@ class SegmentRouter:
 
         Raises:
             UnavailableError: not writable by the deadline; nothing was written.
-            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
+            StreamNotFoundError: there is no such stream.
         """
         backoff = Backoff(_PAUSE_FIRST_S, _PAUSE_MAX_S)
         while True:
@@ -170,7 +170,7 @@ class SegmentRouter:
 
         Raises:
             ZooKeeperUnavailableError: no answer in time.
-            ScopeNotFoundError, StreamNotFoundError: the stream does not exist any more.
+            StreamNotFoundError: the stream does not exist any more.
         """
         self._session.sync()
         self._catalog.forget(self._name)
@@ -183,7 +183,7 @@ class SegmentRouter:
 
         Raises:
             ZooKeeperUnavailableError: no answer in time.
-            ScopeNotFoundError, StreamNotFoundError: the stream does not exist any more.
+            StreamNotFoundError: the stream does not exist any more.
         """
         if is_lost:
             self._session.sync()

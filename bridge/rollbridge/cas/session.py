@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbridge.base.deadlines import Deadline, answers_within
-from rollbridge.errors import KafkaUnavailableError, RollbridgeError, UnknownWriteError
+from rollbridge.errors import FencedError, KafkaUnavailableError, RollbridgeError, UnknownWriteError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.errors import AppendUnknownError, ProducerFencedError
+from rollbridge.kafka.errors import AppendUnknownError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.metadata import paths
-from rollbridge.metadata.errors import NodeExistsError
+from rollbridge.metadata.errors import NodeConflictError
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import StreamName
 
@@ -90,7 +90,7 @@ def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Tran
         session_id = session.session_id
         try:
             session.create(path, mark, ephemeral=True)
-        except NodeExistsError:
+        except NodeConflictError:
             continue
         except UnknownWriteError:
             node = session.get(path)
@@ -130,7 +130,7 @@ class TransactionalSession:
         try:
             if self.appender.state is not AppenderState.READY:
                 self.appender.init()
-        except ProducerFencedError:
+        except FencedError:
             return False
         return True
 
@@ -148,7 +148,7 @@ class TransactionalSession:
             self.appender.abort()
         except AppendUnknownError as fault:
             logger.info("abort.deferred transactional_id=%s reason=%s", self.appender.transactional_id, fault)
-        except ProducerFencedError:
+        except FencedError:
             logger.info("transactional_id.fenced transactional_id=%s", self.appender.transactional_id)
 
     def close(self) -> None:

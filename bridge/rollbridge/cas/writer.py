@@ -27,7 +27,6 @@ from rollbridge.errors import (
     InvalidRequestError,
     RecordTooLargeError,
     RollbridgeError,
-    TransactionIdOutOfOrderError,
     TruncatedError,
     UnavailableError,
 )
@@ -388,7 +387,7 @@ class CasWriter:
         match fault:
             case None:
                 self._counts.note_conditional(WriteEnd.WRITTEN)
-            case CasWriteError() | TransactionIdOutOfOrderError():
+            case CasWriteError() | InvalidRequestError():
                 self._counts.note_conditional(WriteEnd.REFUSED)
             case CasOutcomeUnknownError():
                 self._counts.note_conditional(WriteEnd.UNKNOWN)

@@ -148,7 +148,7 @@ def connected(context: CliContext, options: ClientOptions | None = None) -> Brid
     """Connect to the cluster that the command line names; the caller closes the connection.
 
     Raises:
-        ConfigError, KafkaUnavailableError, ZooKeeperUnavailableError, WrongClusterError: See
+        ConfigError, KafkaUnavailableError, ZooKeeperUnavailableError, InvalidRequestError: See
             :func:`rollbridge.connect`.
     """
     settings = context.settings()

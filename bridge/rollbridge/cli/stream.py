@@ -18,12 +18,12 @@ from rollbridge.cli.common import CliContext, connected, counted, is_terminal, m
 from rollbridge.cli.records import duration, key_range, segment_numbers, size
 from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
-from rollbridge.errors import InvalidRangesError, LocalEnvironmentError
+from rollbridge.errors import LocalEnvironmentError
 from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
 from rollbridge.metadata.picture import shown_state, stream_state
 from rollbridge.stream.config import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
 from rollbridge.stream.epochs import EpochHistory, EpochRecord
-from rollbridge.stream.keyspace import KeyRange, Partitioner, cut_evenly
+from rollbridge.stream.keyspace import KeyRange, Partitioner, cut_evenly, wrong_ranges
 from rollbridge.stream.names import DEFAULT_GROUP, SegmentPlaces, StreamName, check_stream_or_topic
 from rollbridge.stream.picture import lineage_svg
 from rollbridge.stream.positions import parse_start
@@ -612,12 +612,12 @@ def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRa
     """Return even ranges that cover exactly the ranges of the named segments, which must be adjacent.
 
     Raises:
-        InvalidRangesError: A number is not active, there is a gap between the segments, or they are too narrow.
+        InvalidRequestError: A number is not active, there is a gap between the segments, or they are too narrow.
     """
     sealed = sorted(item.range for item in active.segments if item.id.number in seal)
     if len(sealed) < len(set(seal)):
         numbers = ", ".join(str(item.id.number) for item in active.segments)
-        raise InvalidRangesError(f"not all of {seal} are active segments; active are {numbers}; nothing was written")
+        raise wrong_ranges(f"not all of {seal} are active segments; active are {numbers}; nothing was written")
     return cut_evenly(sealed, count)
 
 

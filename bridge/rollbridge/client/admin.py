@@ -23,8 +23,6 @@ from rollbridge.errors import (
     InvalidRequestError,
     NotFoundError,
     RollbridgeError,
-    ScopeNotFoundError,
-    StreamDiffersError,
     StreamExistsError,
     StreamNotFoundError,
     TransactionNotFoundError,
@@ -193,9 +191,9 @@ class Admin:
             timeout_s: Seconds to wait for the answer; the connection's ``admin_timeout_s`` by default.
 
         Raises:
-            InvalidNameError, InvalidRangesError, InvalidRequestError: nothing was created.
+            InvalidNameError, InvalidRequestError: nothing was created.
             StreamExistsError: the stream exists, or is still being deleted; nothing was created.
-            StreamDiffersError: with ``exist_ok``: it has other settings, each of which is named; nothing was changed.
+            StreamExistsError: with ``exist_ok``: it has other settings, each of which is named; nothing was changed.
             CoordinatorUnavailableError: no coordinator answered; nothing was created.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
@@ -290,7 +288,7 @@ class Admin:
             InvalidNameError, InvalidRequestError, NotFoundError: nothing was written.
             ConflictError: another stream has adopted the topic, it is sealed, or no partitioner explains its keys.
             StreamExistsError: the stream exists, or is still being deleted; nothing was written.
-            StreamDiffersError: with ``exist_ok``: it has other settings, each of which is named; nothing was changed.
+            StreamExistsError: with ``exist_ok``: it has other settings, each of which is named; nothing was changed.
             CoordinatorUnavailableError: no coordinator answered; nothing was written.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
@@ -360,8 +358,8 @@ class Admin:
             timeout_s: Seconds to wait for the answer.
 
         Raises:
-            StreamNotFoundError, ScopeNotFoundError: no stream has adopted it.
-            StreamBusyError: the stream has open transactions; commit or abort them first.
+            StreamNotFoundError: no stream has adopted it.
+            ConflictError: the stream has open transactions; commit or abort them first.
             InvalidRequestError: the stream has been scaled, and has topics of its own; nothing was done.
             CoordinatorUnavailableError: no coordinator answered; nothing was done.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
@@ -422,9 +420,9 @@ class Admin:
             timeout_s: Seconds to wait for the answer.
 
         Raises:
-            StreamNotFoundError, InvalidRangesError: nothing was changed.
+            StreamNotFoundError, InvalidRequestError: nothing was changed.
             InvalidRequestError: the scale would leave an adopted topic, and ``leave_topic`` does not say so.
-            StreamBusyError: native transactions of others, which are named, stayed open; nothing was changed.
+            ConflictError: native transactions of others, which are named, stayed open; nothing was changed.
             CoordinatorUnavailableError: no coordinator answered; nothing was changed.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
@@ -558,7 +556,7 @@ class Admin:
         Those that cannot be read are left out; :meth:`unreadable_groups` names them.
 
         Raises:
-            NothingServedError: there are none, and no coordinator has ever served the ZooKeeper path.
+            NotFoundError: there are none, and no coordinator has ever served the ZooKeeper path.
         """
         found = self._metadata.group_records()
         if not found:
@@ -601,7 +599,7 @@ class Admin:
         Raises:
             InvalidRequestError: not a position, one of another stream, or one beyond the end.
             ConflictError: a group that the stream waits for has not read what would be deleted.
-            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
+            StreamNotFoundError: there is no such stream.
             UnavailableError: not all could be deleted; ask again. Or it was, and where the stream begins is not known.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
@@ -636,8 +634,8 @@ class Admin:
             timeout_s: Seconds to wait for the answer.
 
         Raises:
-            ScopeNotFoundError, StreamNotFoundError: the stream does not exist.
-            StreamBusyError: the stream has open transactions.
+            StreamNotFoundError: the stream does not exist.
+            ConflictError: the stream has open transactions.
             CoordinatorUnavailableError: no coordinator answered; nothing was deleted.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
@@ -656,7 +654,7 @@ class Admin:
                 except StreamNotFoundError:  # it is another group's, or another client has deleted it meanwhile
                     if place == len(groups):
                         raise
-        except (ScopeNotFoundError, StreamNotFoundError):
+        except StreamNotFoundError:
             if not missing_ok:
                 raise
 
@@ -676,7 +674,7 @@ class Admin:
         """Describe a stream as it is now.
 
         Raises:
-            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
+            StreamNotFoundError: there is no such stream.
         """
         name = self.name_of(stream)
         config = self._config(name)
@@ -700,7 +698,7 @@ class Admin:
         """Return where the segments of a stream lie in Kafka.
 
         Raises:
-            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
+            StreamNotFoundError: there is no such stream.
         """
         return self._config(self.name_of(stream)).places
 
@@ -708,7 +706,7 @@ class Admin:
         """Return the settings of all streams, or of those of a scope.
 
         Raises:
-            NothingServedError: there are none, and no coordinator has ever served the ZooKeeper path.
+            NotFoundError: there are none, and no coordinator has ever served the ZooKeeper path.
         """
         found = self._metadata.streams(scope)
         if not found:
@@ -723,7 +721,7 @@ class Admin:
         """Return the epochs of a stream; call ``changed`` once when there may be more of them.
 
         Raises:
-            ScopeNotFoundError, StreamNotFoundError: there is no such stream.
+            StreamNotFoundError: there is no such stream.
         """
         name = self.name_of(stream)
         history = self._metadata.history(name, changed)
@@ -737,7 +735,7 @@ class Admin:
         Transactions are listed once they have been open for a moment, about half a second.
 
         Raises:
-            NothingServedError: no coordinator has ever served the ZooKeeper path.
+            NotFoundError: no coordinator has ever served the ZooKeeper path.
         """
         wanted = GroupName.parse(group) if isinstance(group, str) else group
         groups = self._all_groups() if wanted is None else [wanted]
@@ -843,7 +841,7 @@ class Admin:
         return None if config is None or config.state is StreamState.DELETING else config
 
     def _same(self, known: StreamConfig, said: WantedStream) -> StreamConfig:
-        """Return the settings of a stream that exists; raise StreamDiffersError if others were asked for."""
+        """Return the settings of a stream that exists; raise StreamExistsError if others were asked for."""
         first: tuple[KeyRange, ...] | None = None
         if said.ranges is not None and (history := self._metadata.history(known.name)) is not None:
             oldest = history.records[0]
@@ -851,17 +849,20 @@ class Admin:
         found = said.differences(known, first)
         if not found:
             return known
-        raise StreamDiffersError(
+        raise StreamExistsError(
             f"stream {known.name} exists with other settings than were asked for ({'; '.join(found)}); nothing was "
             "changed: ask for what it has, change it with `rollbridge stream update`, or take another name",
             differences=found,
+            code="stream-differs",
         )
 
     def _missing(self, name: StreamName) -> RollbridgeError:
         if name.scope not in (scopes := self._metadata.scopes()):
             if not scopes:
                 self._metadata.require_layout()
-            return ScopeNotFoundError(f"there is no scope {name.scope}: no stream was ever created in it")
+            return StreamNotFoundError(
+                f"there is no scope {name.scope}: no stream was ever created in it", code="scope-not-found"
+            )
         return StreamNotFoundError(f"stream {name} does not exist")
 
 

@@ -88,7 +88,7 @@ class BaseClient(Resuming):
         Raises:
             ClientFencedError: a newer session of this client name has begun; nothing was written.
             CoordinatorUnavailableError: an earlier session of this client name could not be fenced.
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, GroupMismatchError, InvalidTimeoutError,
+            InvalidNameError, StreamNotFoundError, InvalidRequestError,
                 InvalidRequestError, BackpressureError: nothing was written.
             KafkaUnavailableError, ZooKeeperUnavailableError: the streams could not be looked up.
         """

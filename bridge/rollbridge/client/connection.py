@@ -111,7 +111,7 @@ def connect(
     Raises:
         ConfigError: a setting is wrong or missing; all are named.
         KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time.
-        WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
+        InvalidRequestError: the ZooKeeper path belongs to another Kafka cluster.
         InvalidRequestError: the brokers are older than Kafka 4.0, or transactions v2 are not switched on.
     """
     settings = load_settings(
@@ -345,7 +345,7 @@ class Bridge(BaseClient):
         Raises:
             InvalidNameError: not a valid client name.
             InvalidRequestError: the name is this connection's own.
-            BackpressureError: there are ``client_names_max`` of them; close some.
+            BackpressureError: there are ``open_transactions_max`` of them; close some.
         """
         self._check_open()
         found = self._clients.get(client_name)
@@ -357,10 +357,10 @@ class Bridge(BaseClient):
                 f"{client_name} is the name of this connection itself: begin transactions with it"
             )
         with self._shared_lock:
-            if len(self._clients) >= self.options.client_names_max and client_name not in self._clients:
+            if len(self._clients) >= self.options.open_transactions_max and client_name not in self._clients:
                 raise BackpressureError(
-                    f"this connection serves {self.options.client_names_max} client names, as many as client_names_max "
-                    "allows: close some of them; nothing was written"
+                    f"this connection serves {self.options.open_transactions_max} client names, as many as "
+                    "open_transactions_max allows: close some of them; nothing was written"
                 )
             found = self._clients.get(client_name)
             if found is None:
@@ -456,7 +456,7 @@ class Bridge(BaseClient):
         Raises:
             InvalidRequestError, TruncatedError: reading cannot begin at ``start``.
             StreamRecreatedError: the adopted topic was deleted and created again.
-            ScopeNotFoundError, StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
+            StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError.
         """
         self._check_open()
         if isolation not in ("read_committed", "read_uncommitted"):
@@ -561,7 +561,7 @@ class Bridge(BaseClient):
             rising_ids: The former name of ``monotonic_ids``.
 
         Raises:
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError.
+            InvalidNameError, StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError.
         """
         self._check_open()
         writer = CasWriter(
@@ -600,7 +600,7 @@ class Bridge(BaseClient):
             timeout, transaction_timeout: As for :meth:`cas_writer`.
 
         Raises:
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError.
+            InvalidNameError, StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError.
             TruncatedError, CorruptDataError, UnavailableError: see :meth:`Synchronizer.fetch`.
         """
         self._check_open()
@@ -636,7 +636,7 @@ class Bridge(BaseClient):
             rising_ids: The former name of ``monotonic_ids``.
 
         Raises:
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError: nothing was written.
+            InvalidNameError, StreamNotFoundError: nothing was written.
             KafkaUnavailableError, ZooKeeperUnavailableError: the stream could not be looked up.
         """
         self._check_open()

@@ -29,7 +29,6 @@ from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import BeginPlan, Part, Planner, TransactionContext
 from rollbridge.errors import (
-    AlreadyCommittedError,
     ClientFencedError,
     ConflictError,
     InvalidRequestError,
@@ -37,6 +36,7 @@ from rollbridge.errors import (
     OutcomeUnknownError,
     RollbridgeError,
     TransactionClosedError,
+    TransactionCommittedError,
     TransactionNotFoundError,
     TransactionPreserverClosedError,
     UnknownWriteError,
@@ -56,7 +56,7 @@ from rollbridge.metadata.client_sessions import (
     decide_step,
     label_of,
 )
-from rollbridge.metadata.errors import NodeMissingError, NodeVersionMismatchError
+from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import GroupName
 
@@ -368,7 +368,7 @@ class SharedClient:
         """Abort a cooperative transaction; return False, asking for nothing, if it is committed or may be.
 
         Raises:
-            As :meth:`rollbridge.Transaction.abort`, but for AlreadyCommittedError.
+            As :meth:`rollbridge.Transaction.abort`, but for TransactionCommittedError.
         """
         timeout_s = as_seconds(timeout, self._runtime.commit_timeout_s)
         with answers_within(timeout_s):
@@ -386,7 +386,7 @@ class SharedClient:
             state = self._resumer.outcome(ticket.transaction, None, self._client_name, ticket.group, timeout_s).state
             if state is State.OPEN:
                 self._ending(ticket).abort(reason, patience_s(timeout_s))
-        except AlreadyCommittedError:
+        except TransactionCommittedError:
             state = State.COMMITTED
         except TransactionNotFoundError:
             state = State.ABORTED  # no part of it has arrived
@@ -460,7 +460,7 @@ class SharedClient:
         fresh = session.with_work(work, wall_ms())
         try:
             self._metadata.session.set(paths.session(group, self._client_name), fresh.to_json(), version)
-        except (NodeVersionMismatchError, NodeMissingError, UnknownWriteError):
+        except (NodeConflictError, NodeMissingError, UnknownWriteError):
             return False
         return True
 
@@ -545,7 +545,7 @@ class SharedClient:
                 return CooperativeState.ABORTED
             try:
                 self._resumer.resume(work.transaction, left_s).abort("left open by an earlier session", left_s)
-            except AlreadyCommittedError:
+            except TransactionCommittedError:
                 return CooperativeState.COMMITTED
             except (ClientFencedError, TransactionNotFoundError) as fault:
                 self._sessions.check()  # unless this session is fenced, another process of it does the same

@@ -44,16 +44,15 @@ from rollbridge.commitlog.control import (
 )
 from rollbridge.errors import (
     ClientFencedError,
+    ConflictError,
     CorruptDataError,
     IncompleteError,
     InvalidRequestError,
     OutcomeUnknownError,
     RollbridgeError,
-    RolledBackError,
     TransactionAbortedError,
     TransactionClosedError,
     TransactionCommittedError,
-    TransactionExpiredError,
     TransactionRefusedError,
 )
 from rollbridge.kafka.record_limits import AppendRecord, RecordLimits
@@ -95,13 +94,14 @@ class TransactionWriter(Protocol):
         """Release what only an open transaction needs: the outcome is known."""
 
 
-_UNFINISHED: Final[dict[type, Unfinished]] = {
-    TransactionExpiredError: Unfinished.EXPIRED,
-    TransactionRefusedError: Unfinished.REFUSED,
-    IncompleteError: Unfinished.INCOMPLETE,
-    ClientFencedError: Unfinished.FENCED,
-    OutcomeUnknownError: Unfinished.UNKNOWN,
+_UNFINISHED: Final = {
+    "transaction-expired": Unfinished.EXPIRED,
+    TransactionRefusedError.code: Unfinished.REFUSED,
+    IncompleteError.code: Unfinished.INCOMPLETE,
+    ClientFencedError.code: Unfinished.FENCED,
+    OutcomeUnknownError.code: Unfinished.UNKNOWN,
 }
+"""Ends of transactions by the code of their error."""
 
 
 class Completion:
@@ -226,7 +226,8 @@ class Completion:
         with _creation:
             counts, self.counts = self.counts, None
         if counts is not None:
-            counts.note_unfinished(how or _UNFINISHED.get(type(self.error()), Unfinished.ABORTED))
+            code = getattr(self.error(), "code", "")
+            counts.note_unfinished(how or _UNFINISHED.get(code, Unfinished.ABORTED))
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for the outcome; return False if it is not known in time."""
@@ -270,10 +271,11 @@ class Completion:
                 )
             return self._incomplete(name)
         if record.reason == EXPIRED:
-            return TransactionExpiredError(
+            return TransactionAbortedError(
                 f"the lease of transaction {name} ran out before a commit was asked for; nothing of it is visible",
                 transaction=name,
                 reason=record.reason,
+                code="transaction-expired",
             )
         if self.failure is not None:
             return self._incomplete(name)
@@ -324,7 +326,7 @@ class Completion:
     def _incomplete(self, name: str) -> IncompleteError:
         error = IncompleteError(
             f"a record of transaction {name} could not be sent ({self.failure}), so the transaction is aborted; "
-            "nothing of it is visible"
+            "nothing of it is visible",
         )
         error.__cause__ = self.failure
         return error
@@ -368,7 +370,7 @@ class OutcomeFuture(LightFuture[T]):
             InvalidRequestError: no timeout is given, and neither commit nor abort was asked for; the transaction is
                 as it was.
             TimeoutError: not known in time; ask again.
-            TransactionAbortedError, TransactionExpiredError, IncompleteError: nothing of the transaction is visible.
+            TransactionAbortedError, IncompleteError: nothing of the transaction is visible.
             OutcomeUnknownError: this process will not learn it.
         """
         self._check_end(timeout)
@@ -530,9 +532,10 @@ class PartSegment:
     def locate(self, index: int, count: int) -> DLSN:
         """Return the DLSN of the part's ``index``-th record in this segment; raise the transaction's error."""
         if index >= self.kept:
-            raise RolledBackError(
+            raise ConflictError(
                 f"transaction {self.completion.transaction} was rolled back to a savepoint before this record: it does "
-                "not count, and is visible nowhere"
+                "not count, and is visible nowhere",
+                code="rolled-back",
             )
         error = self.completion.error()
         if error is not None:
@@ -679,7 +682,7 @@ class WriteFuture(OutcomeFuture[DLSN]):
             timeout: Seconds; None waits without end.
 
         Raises:
-            RolledBackError: the record does not count, as the transaction was rolled back to a savepoint before it.
+            ConflictError: the record does not count, as the transaction was rolled back to a savepoint before it.
 
         Raises also what the future of a commit does.
         """

@@ -437,7 +437,7 @@ class Resuming(ABC):
             ConflictError: only its owner can commit it, as ``obstacle`` of :meth:`arrived` says, or it holds another
                 number of records, or has no savepoint; nothing was changed.
             TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
-            AlreadyAbortedError, TransactionAbortedError, TransactionExpiredError: nothing of it is visible.
+            TransactionAbortedError: nothing of it is visible.
             OutcomeUnknownError: no answer in time; ask again.
         """
         resumer = self._resumer_if_open()
@@ -464,7 +464,7 @@ class Resuming(ABC):
             When its lease ends.
 
         Raises:
-            InvalidTimeoutError: longer than ``lease_max``, or not positive; nothing was changed.
+            InvalidRequestError: longer than ``lease_max``, or not positive; nothing was changed.
             TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: as :meth:`outcome`.
             TransactionClosedError: it has ended; nothing was changed.
             OutcomeUnknownError: no answer in time; ask again.

@@ -104,7 +104,7 @@ class SavepointFuture(LightFuture[Savepoint]):
         if self._fault is not None:
             raise IncompleteError(
                 f"savepoint {self._savepoint.number} of transaction {completion.transaction} was not made: "
-                f"{self._fault}; the transaction can only be aborted"
+                f"{self._fault}; the transaction can only be aborted",
             )
         return self._savepoint
 

@@ -47,7 +47,6 @@ BATCH_BYTES: Final = 1_000_000
 """Bytes of a batch of several frames, for which a buffer topic's limit holds; none is set below this."""
 _LARGE_BYTES: Final = 16 * 1024
 """Size of a frame from which on it is a batch of its own."""
-_IN_FLIGHT_MAX: Final = 5
 _REQUEST_TIMEOUT_S: Final = 30.0
 _ABSENT_S: Final = 30.0
 """Seconds for which brokers may not know a topic: of a new one, not all learn at once."""
@@ -150,7 +149,6 @@ class FrameSender(Sender[FrameBatch]):
                 buffer_bytes=buffer_bytes,
                 block_s=block_s,
                 request_timeout_s=_REQUEST_TIMEOUT_S,
-                in_flight_max=_IN_FLIGHT_MAX,
             ),
             name="rollbridge-delivery",
         )

@@ -49,7 +49,7 @@ from rollbridge.errors import (
 )
 from rollbridge.metadata import paths
 from rollbridge.metadata.client_sessions import RENEW_MS, ClientSession, floor_of, next_session
-from rollbridge.metadata.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
+from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
 from rollbridge.metadata.records import CheckNode, CreateNode, SetNode
 from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind, refusal
 from rollbridge.metadata.session import Znode
@@ -66,7 +66,7 @@ _WHO_S: Final = 0.3
 """Seconds that ZooKeeper may take to say who has fenced this session."""
 _LEFT_S: Final = 5.0
 """Seconds for which a leader's list of what an older session has left open is not asked for again."""
-_RACED: Final = (NodeExistsError, NodeMissingError, NodeVersionMismatchError)
+_RACED: Final = (NodeConflictError, NodeMissingError)
 
 Left = tuple[KnownTransaction, ...]
 

@@ -69,14 +69,12 @@ from rollbridge.commitlog.commit_order import CommitOrder
 from rollbridge.commitlog.control import CONTROL_RECORD_BYTES_MAX, is_too_scattered, scattered_reason
 from rollbridge.consumer.commits import check_offsets
 from rollbridge.errors import (
-    AlreadyAbortedError,
-    AlreadyCommittedError,
     ClientFencedError,
-    GroupMismatchError,
     InvalidRequestError,
     OutcomeUnknownError,
     RollbridgeError,
     TransactionAbortedError,
+    TransactionCommittedError,
     TransactionRefusedError,
     TransactionTooLargeError,
     TruncatedError,
@@ -192,9 +190,10 @@ class Transaction(Writing):
             return known[route.stream]
         check_not_moved(view.config)
         if view.config.group != plan.group:
-            raise GroupMismatchError(
+            raise InvalidRequestError(
                 f"{route.stream} belongs to group {view.config.group} and transaction {self.id} to group {plan.group}; "
-                "a transaction spans streams of one group only; nothing was written"
+                "a transaction spans streams of one group only; nothing was written",
+                code="group-mismatch",
             )
         if len(plan.routes) >= STREAMS_MAX:
             raise InvalidRequestError(
@@ -246,8 +245,7 @@ class Transaction(Writing):
 
         Raises:
             TransactionRefusedError: a condition of the transaction does not hold; nothing of it is visible.
-            TransactionExpiredError, AlreadyAbortedError, TransactionAbortedError, IncompleteError: nothing of it is
-                visible.
+            TransactionAbortedError, IncompleteError: nothing of it is visible.
             ClientFencedError: a newer session of this client, or the process that resumed it, has taken it over.
             OutcomeUnknownError: no answer in time; ask again, here or with its id.
             InvalidRequestError: not parts of this transaction; nothing was asked for.
@@ -290,7 +288,7 @@ class Transaction(Writing):
                 has no members.
 
         Raises:
-            OffsetMetadataTooLargeError: the metadata of one of them has more than 4,095 characters. Nothing was sent.
+            InvalidRequestError: the metadata of one of them has more than 4,095 characters. Nothing was sent.
             InvalidRequestError: not such things, or too many; or, if the consumer is one of this process, offsets
                 behind what it has handed out, or in a segment that waits for others. Nothing was sent.
             StreamNotFoundError, StreamRecreatedError, ZooKeeperUnavailableError: a stream whose partitions were named
@@ -381,7 +379,7 @@ class Transaction(Writing):
             TransactionTooLargeError: the condition takes more than is left of a commit's size; the transaction stays
                 usable.
             TransactionClosedError: its end was asked for.
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, GroupMismatchError, ZooKeeperUnavailableError: as
+            InvalidNameError, StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError: as
                 :meth:`write`; the transaction stays usable.
         """
         part_stream = self._writer.part_streams.get(stream)
@@ -480,7 +478,7 @@ class Transaction(Writing):
     def rollback_to(self, savepoint: Savepoint, timeout: Timeout = None) -> None:
         """Go back to a savepoint: what was written, sent as offsets or expected after it does not count.
 
-        Futures of such records raise :class:`~rollbridge.errors.RolledBackError`; those of earlier ones stay good. The
+        Futures of such records raise :class:`~rollbridge.errors.ConflictError`; those of earlier ones stay good. The
         transaction continues from there, with its present streams. Savepoints after this one are gone. Records that do
         not count still count towards the limits of a transaction, and it can be resumed and rolled back 1,000 times in
         all.
@@ -586,7 +584,7 @@ class Transaction(Writing):
             transaction.
 
         Raises:
-            InvalidTimeoutError: longer than ``lease_max``, or not positive; nothing was changed.
+            InvalidRequestError: longer than ``lease_max``, or not positive; nothing was changed.
             TransactionClosedError: its end was asked for, or it has ended; nothing was changed.
             OutcomeUnknownError: no answer in time; ask again.
         """
@@ -614,7 +612,7 @@ class Transaction(Writing):
         Asking again, from any process, gives the same answer.
 
         Raises:
-            AlreadyCommittedError: its commit was decided before.
+            TransactionCommittedError: its commit was decided before.
             ClientFencedError: a newer session of this client, or the process that resumed it, has taken it over.
             OutcomeUnknownError: no answer in time; ask again, here or with its id.
         """
@@ -665,8 +663,8 @@ class Transaction(Writing):
         """Return the answer to the commit of a settled transaction, or raise its error."""
         error = self._completion.error()
         if error is not None:
-            if type(error) is TransactionAbortedError and self._protocol.asked is not EndEvent.COMMIT:
-                raise AlreadyAbortedError(str(error), transaction=error.transaction, reason=error.reason)
+            if error.code == TransactionAbortedError.code and self._protocol.asked is not EndEvent.COMMIT:
+                error.code = "already-aborted"
             raise error
         if not self._is_mine():
             raise self._completion.fenced_error()
@@ -722,8 +720,11 @@ class Transaction(Writing):
         """Return if the settled transaction is aborted; raise otherwise."""
         error = self._completion.error()
         if error is None:
-            raise AlreadyCommittedError(
-                f"transaction {self.id} is committed; it was not aborted", transaction=str(self.id), reason="committed"
+            raise TransactionCommittedError(
+                f"transaction {self.id} is committed; it was not aborted",
+                transaction=str(self.id),
+                reason="committed",
+                code="already-committed",
             )
         if isinstance(error, OutcomeUnknownError | ClientFencedError):
             raise error

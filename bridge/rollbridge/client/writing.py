@@ -36,10 +36,8 @@ from rollbridge.client.sessions import ClientSessions, CommitNumbers
 from rollbridge.commitlog.outcomes import RETAIN_DEFAULT
 from rollbridge.config import ClientOptions
 from rollbridge.errors import (
-    GroupMismatchError,
     IncompleteError,
     InvalidRequestError,
-    InvalidTimeoutError,
     TransactionClosedError,
     UnavailableError,
 )
@@ -120,12 +118,13 @@ def extension_ms(lease: Duration, lease_max: timedelta) -> int:
     """Return for how long a lease is to be extended, ms.
 
     Raises:
-        InvalidTimeoutError: not positive, or longer than a lease may be; nothing was changed.
+        InvalidRequestError: not positive, or longer than a lease may be; nothing was changed.
     """
     lease = as_timedelta(lease)
     if not timedelta(milliseconds=1) <= lease <= lease_max:
-        raise InvalidTimeoutError(
-            f"a lease may be extended by up to {lease_max} from now on, not by {lease}; nothing was changed"
+        raise InvalidRequestError(
+            f"a lease may be extended by up to {lease_max} from now on, not by {lease}; nothing was changed",
+            code="invalid-timeout",
         )
     return lease // timedelta(milliseconds=1)
 
@@ -206,20 +205,25 @@ class Planner:
         lease = self._options.lease if timeout is None else as_timedelta(timeout)
         kept = None if retain is None else as_timedelta(retain)
         if not timedelta(milliseconds=1) <= lease <= self._options.lease_max:
-            raise InvalidTimeoutError(
-                f"a transaction may stay open for up to {self._options.lease_max}, not for {lease}; nothing was written"
+            raise InvalidRequestError(
+                f"a transaction may stay open for up to {self._options.lease_max}, not for {lease}; "
+                "nothing was written",
+                code="invalid-timeout",
             )
         if kept is not None and kept < timedelta(0):
-            raise InvalidTimeoutError(f"an outcome cannot be remembered for {kept}; nothing was written")
+            raise InvalidRequestError(
+                f"an outcome cannot be remembered for {kept}; nothing was written", code="invalid-timeout"
+            )
         generation = self._catalog.generation
         views = [self._catalog.view(stream) for stream in streams]
         group = views[0].config.group
         for view in views:
             check_not_moved(view.config)
             if view.config.group != group:
-                raise GroupMismatchError(
+                raise InvalidRequestError(
                     f"{streams[0]} belongs to group {group} and {view.config.name} to group {view.config.group}; "
-                    "a transaction spans streams of one group only; nothing was written"
+                    "a transaction spans streams of one group only; nothing was written",
+                    code="group-mismatch",
                 )
         self._check_lease(group, lease)
         self._outcomes.follow(group, self._options.connect_timeout_s)
@@ -251,9 +255,10 @@ class Planner:
         leader, limit = found
         self._lease_limits[group] = limit
         if lease > limit:
-            raise InvalidTimeoutError(
+            raise InvalidRequestError(
                 f"coordinator {leader} lets a transaction of group {group} stay open for up to {limit} (its setting "
-                f"lease_ms_max), not for {lease}; nothing was written"
+                f"lease_ms_max), not for {lease}; nothing was written",
+                code="invalid-timeout",
             )
 
 
@@ -416,7 +421,7 @@ class Writing:
         Raises:
             RecordTooLargeError, TransactionTooLargeError, BackpressureError, InvalidRequestError: this record was not
                 written, and the transaction stays usable.
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, GroupMismatchError: likewise; the stream cannot
+            InvalidNameError, StreamNotFoundError, InvalidRequestError: likewise; the stream cannot
                 join the transaction.
             ZooKeeperUnavailableError: likewise; a stream that is to join could not be looked up.
             TransactionClosedError: its end was asked for, or it has ended: aborted, expired or committed.
@@ -573,7 +578,7 @@ class Writing:
         fault = self._completion.failure
         if fault is not None:
             raise IncompleteError(
-                f"a record of transaction {self.id} could not be sent ({fault}); the transaction can only be aborted"
+                f"a record of transaction {self.id} could not be sent ({fault}); the transaction can only be aborted",
             ) from fault
 
     def _emit(self, place: int, key: bytes, value: bytes) -> None:

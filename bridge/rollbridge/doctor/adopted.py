@@ -89,7 +89,7 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
         yield warning(
             "partitions-added",
             f"{who} has {topic.partitions} partitions, of which {config.partitions} are its segments so far",
-            "nothing: the leader of its group takes the others in at its next look, every 10 s (topic_check_ms)",
+            "nothing: the leader of its group takes the others in at its next look, every 10 s",
         )
     elif stream.error is not None and stream.error.code == TOPIC_CLOSED:
         yield problem(

@@ -21,16 +21,14 @@ from typing import Final, Self, TypedDict, assert_never
 from kio.schema.errors import ErrorCode
 
 from rollbridge.base.deadlines import Deadline
-from rollbridge.errors import ConfigError, KafkaUnavailableError
+from rollbridge.errors import ConfigError, FencedError, InvalidTransitionError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.dispatch import IN_FLIGHT_MAX
 from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
-    InvalidStateError,
     Meaning,
     NotAuthorizedError,
-    ProducerFencedError,
     TransactionalIdLockedError,
 )
 from rollbridge.kafka.groups import send_group_offsets
@@ -39,7 +37,6 @@ from rollbridge.kafka.offsets import read_end_offset
 from rollbridge.kafka.transactions import (
     Addressed,
     Coordination,
-    PartitionRefusedError,
     ProducerFields,
     ProducerStanding,
     ProduceSession,
@@ -88,9 +85,9 @@ class Permission(Enum):
     NOTHING = "nothing to do"
     """The operation succeeds without a request: there is nothing to end or to close."""
     REFUSE = "refuse"
-    """The operation raises InvalidStateError; nothing is sent."""
+    """The operation raises InvalidTransitionError; nothing is sent."""
     FENCED = "fenced"
-    """The operation raises ProducerFencedError; nothing is sent."""
+    """The operation raises FencedError; nothing is sent."""
 
 
 class Result(Enum):
@@ -335,7 +332,7 @@ class TransactionalAppender:
         never takes the id back from a newer user. Waits for restarting brokers, up to ``retry_timeout_ms``.
 
         Raises:
-            ProducerFencedError: A newer user has the id.
+            FencedError: A newer user has the id.
             KafkaUnavailableError: No answer came in time; may be called again.
             TransactionalIdLockedError: What was open is decided, but the id is locked; may be called again.
             NotAuthorizedError, AuthenticationError, UnsupportedBrokerError, ConfigError: The broker refuses.
@@ -363,8 +360,8 @@ class TransactionalAppender:
             AppendRefusedError: Definite: the transaction can only be aborted.
             AppendUnknownError: Outcome unknown: call ``init()``.
             TransactionalIdLockedError: Nothing was sent, no transaction is open; may be called again.
-            ProducerFencedError: A newer user has the id. Never init again.
-            InvalidStateError: Not initialised, or the transaction must be aborted first.
+            FencedError: A newer user has the id. Never init again.
+            InvalidTransitionError: Not initialised, or the transaction must be aborted first.
             CorruptDataError: One of ``batches`` is not a batch of data. As with any exception raised by iterating
                 them, the transaction can only be aborted then, unless nothing was sent yet.
         """
@@ -430,7 +427,7 @@ class TransactionalAppender:
         Raises:
             AppendRefusedError: Definite: not committed. Abort.
             AppendUnknownError: Committed or not: call ``init()``, then read the log.
-            ProducerFencedError: Not committed, and a newer user has the id. Never init again.
+            FencedError: Not committed, and a newer user has the id. Never init again.
         """
         self._end(Operation.COMMIT, committed=True)
 
@@ -439,7 +436,7 @@ class TransactionalAppender:
 
         Raises:
             AppendUnknownError: Outcome unknown: call ``init()``, which aborts the transaction.
-            ProducerFencedError: Aborted by a newer user of the id. Never init again.
+            FencedError: Aborted by a newer user of the id. Never init again.
         """
         self._end(Operation.ABORT, committed=False)
 
@@ -539,7 +536,7 @@ class TransactionalAppender:
         """Translate errors from the layers below into the documented ones, and move to the state each leads to."""
         try:
             yield
-        except (PartitionRefusedError, RequestRefusedError) as exc:
+        except RequestRefusedError as exc:
             if exc.error is ErrorCode.concurrent_transactions and exc.meaning is Meaning.REFUSED:
                 if self._session.joined:  # unlocked while the last answers came
                     raise self._failed(operation, exc.meaning, exc.error, None, exc) from exc
@@ -549,9 +546,7 @@ class TransactionalAppender:
                     f"Kafka has locked transactional id {self.transactional_id}, since a partition of its last "
                     f"transaction takes no marker ({exc}); nothing was sent"
                 ) from exc
-            topic = None
-            if isinstance(exc, PartitionRefusedError) and exc.error in codes.CONTENT | codes.TOPIC:
-                topic = exc.topic
+            topic = exc.topic if exc.error in codes.CONTENT | codes.TOPIC else None
             raise self._failed(operation, exc.meaning, exc.error, topic, exc) from exc
         except KafkaUnavailableError as exc:
             self._move(operation, Result.UNKNOWN)
@@ -624,13 +619,13 @@ class TransactionalAppender:
                     f"{operation.value} refused, nothing of this transaction can be committed: {exc}",
                     topic=topic,
                     kafka_error=codes.name(code),
-                    batch=exc.batch if isinstance(exc, PartitionRefusedError) and code in codes.CONTENT else None,
+                    batch=exc.batch if isinstance(exc, RequestRefusedError) and code in codes.CONTENT else None,
                 )
 
     def _unknown(self, operation: Operation, exc: Exception) -> AppendUnknownError:
         topic = batch = None
         kafka_error = ""
-        if isinstance(exc, PartitionRefusedError) and exc.error in _OF_ONE_TOPIC:
+        if isinstance(exc, RequestRefusedError) and exc.topic is not None and exc.error in _OF_ONE_TOPIC:
             topic, kafka_error = exc.topic, codes.name(exc.error)
             batch = exc.batch if exc.error == ErrorCode.unknown_server_error else None
         return AppendUnknownError(
@@ -642,18 +637,19 @@ class TransactionalAppender:
             kafka_error=kafka_error,
         )
 
-    def _fenced(self, kafka_error: str) -> ProducerFencedError:
-        return ProducerFencedError(
+    def _fenced(self, kafka_error: str) -> FencedError:
+        return FencedError(
             f"transactional id {self.transactional_id} has been taken over by a newer user ({kafka_error}); "
             "what was open has been aborted",
             transactional_id=self.transactional_id,
             kafka_error=kafka_error,
         )
 
-    def _invalid(self, request: str) -> InvalidStateError:
-        return InvalidStateError(
+    def _invalid(self, request: str) -> InvalidTransitionError:
+        return InvalidTransitionError(
             f"cannot {request} with transactional id {self.transactional_id}: it is {self._state.value}",
             transaction=self.transactional_id,
             state=self._state.value,
             request=request,
+            code="invalid-state",
         )

@@ -12,16 +12,8 @@ classes extend the tree of :mod:`rollbridge.errors`::
     ├─ InvalidRequestError
     │  ├─ AuthenticationError     the broker refused our identity, or we refused the broker's
     │  └─ UnsupportedBrokerError  too old, or transactions v2 switched off
-    ├─ NotFoundError
-    │  └─ TopicNotFoundError
-    ├─ ConflictError
-    │  ├─ InvalidTransitionError
-    │  │  └─ InvalidStateError    an operation of the appender that its state does not allow
-    │  └─ TopicMismatchError      the topic exists with other partitions or settings
-    ├─ UnavailableError
-    │  └─ SealTimeoutError        topics could not be sealed in time; carries which
-    └─ FencedError
-       └─ ProducerFencedError     a newer user of the transactional id exists: never init again
+    └─ NotFoundError
+       └─ TopicNotFoundError
 """
 
 from __future__ import annotations
@@ -40,12 +32,10 @@ from rollbridge.errors import (
     CorruptDataError,
     FencedError,
     InvalidRequestError,
-    InvalidTransitionError,
     KafkaUnavailableError,
     NotAuthorizedError,
     NotFoundError,
     RollbridgeError,
-    UnavailableError,
 )
 
 __all__ = [
@@ -53,12 +43,8 @@ __all__ = [
     "AppendUnknownError",
     "AuthenticationError",
     "ConnectionLostError",
-    "InvalidStateError",
     "KafkaUnavailableError",
     "NotAuthorizedError",
-    "ProducerFencedError",
-    "SealTimeoutError",
-    "TopicMismatchError",
     "TopicNotFoundError",
     "UnsupportedBrokerError",
 ]
@@ -119,20 +105,6 @@ class ConnectionLostError(KafkaUnavailableError):
     code = "connection-lost"
 
 
-class ProducerFencedError(FencedError):
-    """A newer user has fenced the transactional id; this one can never write again.
-
-    Attributes:
-        transactional_id: Transactional id that was taken over.
-        kafka_error: Kafka's name of the error.
-    """
-
-    def __init__(self, message: str, *, transactional_id: str, kafka_error: str) -> None:
-        super().__init__(message)
-        self.transactional_id = transactional_id
-        self.kafka_error = kafka_error
-
-
 class TransactionalIdLockedError(KafkaUnavailableError):
     """Kafka has locked the transactional id; nothing was sent with it, and it may be used again later.
 
@@ -141,12 +113,6 @@ class TransactionalIdLockedError(KafkaUnavailableError):
     """
 
     code = "transactional-id-locked"
-
-
-class InvalidStateError(InvalidTransitionError):
-    """The appender's state does not allow this operation; nothing was sent."""
-
-    code = "invalid-state"
 
 
 class UnsupportedBrokerError(InvalidRequestError):
@@ -164,38 +130,6 @@ class TopicNotFoundError(NotFoundError):
         super().__init__(message)
         self.topic = topic
         self.resource = f"topic {topic}"
-
-
-class TopicMismatchError(ConflictError):
-    """The topic exists, but with other partitions or settings than asked for; it was left as it is.
-
-    Attributes:
-        topic: Name of the topic.
-        differences: Setting (or ``partitions``) to the wanted and the actual value.
-    """
-
-    code = "topic-mismatch"
-
-    def __init__(self, message: str, *, topic: str, differences: Mapping[str, tuple[str, str]]) -> None:
-        super().__init__(message)
-        self.topic = topic
-        self.resource = f"topic {topic}"
-        self.differences = dict(differences)
-
-
-class SealTimeoutError(UnavailableError):
-    """Some topics could not be sealed within the deadline; sealing them again continues from there.
-
-    Attributes:
-        topics: Topic to the event that it waits for.
-    """
-
-    code = "seal-timeout"
-
-    def __init__(self, message: str, *, topics: Mapping[str, str]) -> None:
-        super().__init__(message)
-        self.topics = dict(topics)
-        self.resource = f"topic {min(topics)}" if topics else ""
 
 
 # Meanings of Kafka's error codes for a transactional appender, one table per request. A code in no table is UNKNOWN: a

@@ -46,10 +46,10 @@ from kio.schema.types import TopicName
 from kio.static.primitive import Records, i16, i32, i32Timedelta
 
 from rollbridge.base.deadlines import Backoff, Deadline
-from rollbridge.errors import InvalidRequestError, KafkaUnavailableError
+from rollbridge.errors import InvalidRequestError, KafkaUnavailableError, UnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.errors import Meaning, NotAuthorizedError, SealTimeoutError, TopicNotFoundError
+from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
 from rollbridge.kafka.offsets import CLIENT, LATEST, by_topic, offsets_request
 from rollbridge.kafka.transactions import Barrier, corrupt_batch
@@ -125,7 +125,7 @@ class Sealer:
         the result. With that bound, unavailable leaders are waited for only a few seconds.
 
         Raises:
-            SealTimeoutError: Some partitions could not be sealed in time; call again.
+            UnavailableError: Some partitions could not be sealed in time; call again.
             TopicNotFoundError, NotAuthorizedError, InvalidRequestError, KafkaUnavailableError
         """
         wanted = list(dict.fromkeys(partitions))
@@ -383,8 +383,10 @@ class Sealer:
         away_s = max((now - self._away_since[item] for item in left if item in self._away_since), default=0.0)
         if self._deadline.passed() or away_s >= self._away_s:
             reasons = "; ".join(f"{show_partition(item)} waits for {reason}" for item, reason in left.items())
-            raise SealTimeoutError(
+            raise UnavailableError(
                 f"not sealed within {waited_s:.0f} s: {reasons}. Nothing is lost: sealing again continues from here",
                 topics={topic: reason for (topic, _), reason in left.items()},
+                resource=f"topic {min(left)[0]}",
+                code="seal-timeout",
             )
         time.sleep(backoff.grow())

@@ -29,7 +29,7 @@ from rollbridge.base.deadlines import TELL_S, BackgroundCall, Deadline
 from rollbridge.base.logs import log_defect
 from rollbridge.base.metrics import SenderCounts
 from rollbridge.errors import BackpressureError, NotAuthorizedError, RollbridgeError
-from rollbridge.kafka.dispatch import BACKOFF_MAX_S, BatchOwner, Dispatcher, new_producer_id
+from rollbridge.kafka.dispatch import BACKOFF_MAX_S, IN_FLIGHT_MAX, BatchOwner, Dispatcher, new_producer_id
 from rollbridge.kafka.errors import ConnectionLostError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.queues import Lane, P, PartitionQueue
@@ -56,8 +56,6 @@ class SenderLimits:
     """Seconds that a writer blocks for room before it gets a ``BackpressureError``."""
     request_timeout_s: float
     """Seconds without an answer to a request after which its connection is given up."""
-    in_flight_max: int
-    """Most requests in flight to one broker: brokers recognise the last five batches of a producer."""
 
 
 class Sender(BatchOwner[P]):
@@ -97,7 +95,7 @@ class Sender(BatchOwner[P]):
             self,
             producer,
             request_timeout_s=limits.request_timeout_s,
-            in_flight_max=limits.in_flight_max,
+            in_flight_max=IN_FLIGHT_MAX,
         )
         self._lanes: dict[Partition, Lane[P]] = {}
         self._asking: BackgroundCall[None] = BackgroundCall(f"{name}-reach")

@@ -41,9 +41,9 @@ from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 from kio.static.protocol import Payload
 
 from rollbridge.base.deadlines import Backoff, Deadline, Patience, patience_s
-from rollbridge.errors import KafkaUnavailableError, RollbridgeError
+from rollbridge.errors import ConflictError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.errors import TopicMismatchError, is_definite, refusal
+from rollbridge.kafka.errors import is_definite, refusal
 from rollbridge.kafka.metadata import Broker, Cluster, Clusters, CodeError, Isolation, LeaderQuestion, ask_leaders
 from rollbridge.kafka.offsets import EARLIEST, LATEST, list_offsets
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
@@ -469,7 +469,7 @@ class TopicAdmin:
         An existing topic with the same partitions and settings is left alone, even if it was sealed since.
 
         Raises:
-            TopicMismatchError: A topic exists, but differs; none was changed, and none created.
+            ConflictError: A topic exists, but differs; none was changed, and none created.
             InvalidRequestError: A name, number of replicas or setting is not accepted; no topic was created.
         """
         wanted = {spec.name: spec for spec in specs}
@@ -676,7 +676,7 @@ class TopicAdmin:
             closed: Called once the topics are closed, before their ends are determined; its exceptions end the seal.
 
         Raises:
-            SealTimeoutError: Some topics could not be sealed in time; carries what each waits for. They are closed to
+            UnavailableError: Some topics could not be sealed in time; carries what each waits for. They are closed to
                 new records already. Call again.
             TopicNotFoundError: A topic does not exist.
             InvalidRequestError: A topic has more partitions than were given; nothing was sealed.
@@ -758,10 +758,11 @@ def _compare(wanted: Mapping[str, TopicSpec], described: Mapping[str, TopicDescr
         differences = _differences(replace(spec, config=settings), actual)
         if differences:
             listed = _listed(differences)
-            raise TopicMismatchError(
+            raise ConflictError(
                 f"topic {name} exists and is not as it should be: {listed}; it was left as it is",
-                topic=name,
+                resource=f"topic {name}",
                 differences=differences,
+                code="topic-mismatch",
             )
 
 

@@ -79,19 +79,6 @@ class ProducerFields(NamedTuple):
     epoch: int
 
 
-class PartitionRefusedError(PortableError):
-    """Answer for one partition that ends a call."""
-
-    def __init__(
-        self, topic: str, code: ErrorCode, meaning: Meaning, detail: str | None, batch: int | None = None
-    ) -> None:
-        super().__init__(f"topic {topic}: {codes.name(code)}{f' ({detail})' if detail else ''}")
-        self.topic: Final = topic
-        self.batch: Final = batch
-        self.error: Final = code
-        self.meaning: Final = meaning
-
-
 class AppendedBatch(QueuedBatch):
     """Ready-made batch; ``index`` is its place in the order given."""
 
@@ -184,13 +171,13 @@ class SessionSender(BatchOwner[AppendedBatch]):
         self._failing_since: dict[Partition, float] = {}
         self._backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S, at_once=True)
         self._paused_until = 0.0
-        self._error: PartitionRefusedError | None = None
+        self._error: RequestRefusedError | None = None
 
     def run(self, batches: Iterable[Addressed]) -> list[int]:
         """Append all batches and return their base offsets, in the order given, once every one is acknowledged.
 
         Raises:
-            PartitionRefusedError: A broker refused a batch; carries its code and meaning.
+            RequestRefusedError: A broker refused a batch; carries its code and meaning.
             KafkaUnavailableError: A broker could not be reached or was lost.
             CorruptDataError: One of ``batches`` is not a batch of data.
             Exception: Any error raised by iterating ``batches``.
@@ -387,7 +374,9 @@ class SessionSender(BatchOwner[AppendedBatch]):
         # Fencing outranks the failures that it causes on other partitions.
         if self._error is None or meaning is Meaning.FENCED:
             index = None if batch is None else batch.index
-            self._error = PartitionRefusedError(queue.topic, code, meaning, detail, index)
+            self._error = RequestRefusedError(
+                f"topic {queue.topic}", code, meaning, detail, topic=queue.topic, batch=index
+            )
         self._dispatch.ready.clear()
 
 
@@ -414,12 +403,23 @@ class ProducerStanding(Enum):
 
 
 class RequestRefusedError(PortableError):
-    """Error code that the coordinator gave as its final answer to one request."""
+    """Error code that a broker gave as its final answer to a request: a coordinator, or the leader of a ``topic``."""
 
-    def __init__(self, subject: str, code: ErrorCode, meaning: Meaning, detail: str | None = None) -> None:
+    def __init__(
+        self,
+        subject: str,
+        code: ErrorCode,
+        meaning: Meaning,
+        detail: str | None = None,
+        *,
+        topic: str | None = None,
+        batch: int | None = None,
+    ) -> None:
         super().__init__(f"{subject}: {codes.name(code)}{f' ({detail})' if detail else ''}")
         self.error: Final = code
         self.meaning: Final = meaning
+        self.topic: Final = topic
+        self.batch: Final = batch
 
 
 class Coordination:

@@ -14,7 +14,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from rollbridge.errors import RollbridgeError, ScopeNotFoundError, StreamNotFoundError, UnavailableError
+from rollbridge.errors import RollbridgeError, StreamNotFoundError, UnavailableError
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.config import StreamState
 from rollbridge.stream.names import Partition, StreamName
@@ -45,7 +45,7 @@ class Catalog:
         """Return the cached view of a stream, or of the one that has adopted a topic; read it if there is none.
 
         Raises:
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
+            InvalidNameError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
         view = self._views.get(stream)
         return self._read(self.name_of(stream)) if view is None else view
@@ -117,7 +117,7 @@ class Catalog:
         Raises:
             InvalidRequestError, TruncatedError, StreamRecreatedError: see
                 :func:`rollbridge.stream.routing.place_of_partition`.
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
+            InvalidNameError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
         view = self.view(stream)
         return place_of_partition(view.config.places, partition, view.history, lambda: self.read(stream).history)
@@ -127,7 +127,7 @@ class Catalog:
         try:
             now = self.view(route.stream).route
             return (now.buffer_topic, now.buffer_id) != (route.buffer_topic, route.buffer_id)
-        except (StreamNotFoundError, ScopeNotFoundError):
+        except StreamNotFoundError:
             return True
         except RollbridgeError:
             return False  # it is not known now
@@ -146,7 +146,7 @@ class Catalog:
                 continue
             try:
                 self._read(stream)
-            except (StreamNotFoundError, ScopeNotFoundError):
+            except StreamNotFoundError:
                 self.forget(stream)
             except UnavailableError as fault:
                 logger.info("stream.reread_failed stream=%s reason=%s", stream, fault)
@@ -165,8 +165,9 @@ class Catalog:
             return self._read_anew(stream)  # deleted and made again in between: nothing that was known holds
         if history is None or config is None or config.state is StreamState.DELETING:
             if name.scope not in self._metadata.scopes():
-                raise ScopeNotFoundError(
-                    f"there is no scope {name.scope}; create a stream in it first; nothing was written"
+                raise StreamNotFoundError(
+                    f"there is no scope {name.scope}; create a stream in it first; nothing was written",
+                    code="scope-not-found",
                 )
             raise StreamNotFoundError(f"stream {stream} does not exist; nothing was written")
         view = StreamView.of(config, history)

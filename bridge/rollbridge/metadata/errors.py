@@ -3,21 +3,18 @@
 The tree, below :mod:`rollbridge.errors`::
 
     ConflictError
-    ├─ NodeExistsError           the node exists already; nothing was written
-    ├─ NodeNotEmptyError         it has children; nothing was written
-    └─ NodeVersionMismatchError  another client wrote it meanwhile; nothing was written
+    └─ NodeConflictError         the node exists, has children, or was written meanwhile; nothing was written
     NotFoundError
     └─ NodeMissingError          the node (or its parent) does not exist; nothing was written
     RollbridgeError
     └─ ZooKeeperRefusedError     ZooKeeper will never accept the request: size, malformed
        └─ ZooKeeperDeniedError   a permission is missing; carries the node and the caller
-    ZooKeeperUnavailableError
-    └─ UntrustedZooKeeperError  TLS failed, do not retry; nothing was written
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar, Final
 
 from kazoo import exceptions as kazoo
 from kazoo.handlers.threading import KazooTimeoutError
@@ -31,40 +28,17 @@ from rollbridge.errors import (
 )
 from rollbridge.metadata.records import NodeOperation
 
-
-class UntrustedZooKeeperError(ZooKeeperUnavailableError):
-    """A server answers, and the TLS handshake with it fails: waiting does not mend that; nothing was written."""
-
-    code = "zookeeper-untrusted"
+NODE_NOT_EMPTY: Final = "node-not-empty"
 
 
-class NodeExistsError(ConflictError):
-    """The node exists already; nothing was written."""
+class NodeConflictError(ConflictError):
+    """The node exists already, has children, or another version than expected: see ``code``; nothing was written."""
 
     code = "node-exists"
+    codes: ClassVar[tuple[str, ...]] = (NODE_NOT_EMPTY, "node-version-mismatch")
 
-    def __init__(self, message: str, *, path: str) -> None:
-        super().__init__(message)
-        self.path = path
-
-
-class NodeNotEmptyError(ConflictError):
-    """The node has children, so it cannot be deleted; nothing was written."""
-
-    code = "node-not-empty"
-
-    def __init__(self, message: str, *, path: str) -> None:
-        super().__init__(message)
-        self.path = path
-
-
-class NodeVersionMismatchError(ConflictError):
-    """The node has another version than the request expects; nothing was written."""
-
-    code = "node-version-mismatch"
-
-    def __init__(self, message: str, *, path: str) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, path: str, code: str = "") -> None:
+        super().__init__(message, code=code)
         self.path = path
 
 
@@ -133,16 +107,20 @@ def translate(fault: Exception, path: str, *, writes: bool, who: str = "this cli
     """
     match fault:
         case kazoo.NodeExistsError():
-            return NodeExistsError(f"ZooKeeper node {path} exists already; nothing was written", path=path)
+            return NodeConflictError(f"ZooKeeper node {path} exists already; nothing was written", path=path)
         case kazoo.NotEmptyError():
-            return NodeNotEmptyError(f"ZooKeeper node {path} has children; nothing was written", path=path)
+            return NodeConflictError(
+                f"ZooKeeper node {path} has children; nothing was written", path=path, code=NODE_NOT_EMPTY
+            )
         case kazoo.NoNodeError():
             return NodeMissingError(
                 f"ZooKeeper node {path} or its parent does not exist; nothing was written", path=path
             )
         case kazoo.BadVersionError():
-            return NodeVersionMismatchError(
-                f"ZooKeeper node {path} was written meanwhile; nothing was written", path=path
+            return NodeConflictError(
+                f"ZooKeeper node {path} was written meanwhile; nothing was written",
+                path=path,
+                code="node-version-mismatch",
             )
         case kazoo.NoAuthError():
             return ZooKeeperDeniedError(

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Final
 
 from rollbridge.metadata import paths
-from rollbridge.metadata.errors import NodeExistsError, NodeMissingError, NodeNotEmptyError, NodeVersionMismatchError
+from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
 from rollbridge.metadata.gateways import GatewayRecord, Holder, IdRecord
 from rollbridge.metadata.records import CreateNode, DeleteNode, NodeOperation, SetNode
 from rollbridge.metadata.session import Znode, ZooKeeperSession
@@ -211,6 +211,6 @@ def _remove(session: ZooKeeperSession, versions: Mapping[str, int]) -> list[str]
     for client, fault in zip(versions, done, strict=True):
         if fault is None:
             gone.append(client)
-        elif not isinstance(fault, NodeExistsError | NodeMissingError | NodeNotEmptyError | NodeVersionMismatchError):
+        elif not isinstance(fault, NodeConflictError | NodeMissingError):
             raise fault
     return gone

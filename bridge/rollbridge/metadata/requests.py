@@ -19,7 +19,7 @@ from rollbridge.base.ids import SegmentId
 from rollbridge.base.mapper import NodeRecord
 from rollbridge.buffer.savepoints import StoredSavepoint
 from rollbridge.buffer.table import Arrived, KnownTransaction, TransactionEvent
-from rollbridge.errors import InvalidRequestError, RollbridgeError, TransactionClosedError
+from rollbridge.errors import InvalidRequestError, RollbridgeError, TransactionClosedError, class_of
 from rollbridge.stream.config import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
 from rollbridge.stream.keyspace import KeyRange
 from rollbridge.stream.names import DEFAULT_GROUP
@@ -28,22 +28,16 @@ from rollbridge.stream.scaling import FIXED, ScalingPolicy
 
 def refusal(answer: AdminAnswer, transaction: str = "") -> RollbridgeError:
     """Return the error of an answer; its class is found by its code."""
-    found = next((error for error in _error_classes(RollbridgeError) if error.code == answer.code), None)
+    found = class_of(answer.code)
     if found is None:
         return InvalidRequestError(f"{answer.message} ({answer.code})")
+    code = {} if found.code == answer.code else {"code": answer.code}
     if issubclass(found, TransactionClosedError):
-        return found(answer.message, transaction=transaction)
+        return found(answer.message, transaction=transaction, **code)
     try:
-        return found(answer.message)
+        return found(answer.message, **code)
     except TypeError:  # the class carries data that an answer does not have
         return InvalidRequestError(answer.message)
-
-
-def _error_classes(base: type[RollbridgeError]) -> Iterator[type[RollbridgeError]]:
-    """Yield all error classes from ``base`` down, parents first."""
-    yield base
-    for error in base.__subclasses__():
-        yield from _error_classes(error)
 
 
 _NOTHING = Retention()

@@ -39,9 +39,8 @@ from rollbridge.base.forks import hold
 from rollbridge.base.security import ACL, Quieter, ZooKeeperSecurity
 from rollbridge.errors import ConfigError, RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
 from rollbridge.metadata.errors import (
-    NodeExistsError,
+    NodeConflictError,
     NodeMissingError,
-    UntrustedZooKeeperError,
     ZooKeeperDeniedError,
     ZooKeeperRefusedError,
     is_transient,
@@ -332,11 +331,13 @@ class ZooKeeperSession:
         """Connect; return False if no server has answered in time. Connecting continues, and this may be called again.
 
         Raises:
-            UntrustedZooKeeperError: no server is trusted; nothing is left running.
+            ZooKeeperUnavailableError: no server is trusted; nothing is left running.
         """
         if why := self._security.tls_fault(self._servers):
             self.close()
-            raise UntrustedZooKeeperError(f"no ZooKeeper server can be used at {self.address}: {why}")
+            raise ZooKeeperUnavailableError(
+                f"no ZooKeeper server can be used at {self.address}: {why}", code="zookeeper-untrusted"
+            )
         if self._alive is None:
             # Not kazoo's own start(): where that gives up, it waits for its thread, up to ten seconds more.
             self._alive = self._client.start_async()
@@ -471,7 +472,7 @@ class ZooKeeperSession:
         """Create a node and return its path (with the number that a sequential one got).
 
         Raises:
-            NodeExistsError: the node is there already.
+            NodeConflictError: the node is there already.
             NodeMissingError: its parent is not there and ``parents`` is false.
             UnknownWriteError: the connection was lost meanwhile.
         """
@@ -492,7 +493,7 @@ class ZooKeeperSession:
         while True:
             try:
                 self.create(path, value, parents=True)
-            except NodeExistsError:
+            except NodeConflictError:
                 return False
             except ZooKeeperDeniedError:
                 if self.exists(path) is None:
@@ -508,7 +509,7 @@ class ZooKeeperSession:
         """Replace a node's value if it has this version (any for -1); return the new version.
 
         Raises:
-            NodeMissingError, NodeVersionMismatchError: nothing was written.
+            NodeMissingError, NodeConflictError: nothing was written.
             UnknownWriteError: the connection was lost meanwhile.
         """
         check_size(path, len(value))
@@ -519,7 +520,7 @@ class ZooKeeperSession:
         """Delete a node if it has this version (any for -1); return False if it was absent.
 
         Raises:
-            NodeVersionMismatchError, NodeNotEmptyError: nothing was deleted.
+            NodeConflictError: nothing was deleted.
             UnknownWriteError: the connection was lost meanwhile.
         """
         try:
@@ -555,8 +556,7 @@ class ZooKeeperSession:
         """Carry out all operations, or none; return the paths of the nodes that were created.
 
         Raises:
-            NodeVersionMismatchError, NodeExistsError, NodeMissingError, NodeNotEmptyError: names the node; nothing was
-                written.
+            NodeConflictError, NodeMissingError: names the node; nothing was written.
             UnknownWriteError: the connection was lost meanwhile; all or none were carried out.
         """
         if not operations:

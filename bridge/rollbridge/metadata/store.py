@@ -23,11 +23,10 @@ from rollbridge.errors import (
     CorruptDataError,
     InvalidNameError,
     InvalidRequestError,
-    NothingServedError,
+    NotFoundError,
     RollbridgeError,
     StreamNotFoundError,
     UnknownWriteError,
-    WrongClusterError,
     ZooKeeperUnavailableError,
 )
 from rollbridge.metadata import paths
@@ -40,9 +39,8 @@ from rollbridge.metadata.changes import (
     works_of,
 )
 from rollbridge.metadata.errors import (
-    NodeExistsError,
+    NodeConflictError,
     NodeMissingError,
-    NodeVersionMismatchError,
     ZooKeeperRefusedError,
 )
 from rollbridge.metadata.picture import ClusterPicture, GroupPicture, StreamPicture
@@ -292,13 +290,14 @@ class Metadata:
         """Check that a coordinator has ever served this path: where nothing is listed, it may be a wrong one.
 
         Raises:
-            NothingServedError: none has.
+            NotFoundError: none has.
         """
         if self.session.exists(paths.SCOPES) is None:
-            raise NothingServedError(
+            raise NotFoundError(
                 f"ZooKeeper path {self.session.root} at {self.session.address} was never served by a coordinator, so "
                 "nothing can be listed: check the address, its chroot and the root path (ROLLBRIDGE_ZOOKEEPER_ROOT, or "
-                "zookeeper_root), or start the first coordinator with `rollbridge coordinator`; nothing was changed"
+                "zookeeper_root), or start the first coordinator with `rollbridge coordinator`; nothing was changed",
+                code="nothing-served",
             )
 
     # Groups and coordinators ------------------------------------------------------------------------------------
@@ -341,7 +340,7 @@ class Metadata:
         self.session.ensure(paths.group(name), Group(name, now_ms).to_json())
         outcomes = self.session.multi_pipelined([CreateNode(path, b"")] for path in skeleton)
         for path, fault in zip(skeleton, outcomes, strict=True):
-            if fault is not None and not isinstance(fault, NodeExistsError):
+            if fault is not None and not isinstance(fault, NodeConflictError):
                 self.session.ensure(path)
 
     def coordinators(self) -> list[str]:
@@ -468,7 +467,7 @@ class Metadata:
                 continue
             try:
                 self.session.set(paths.counter(group), str(first + count).encode(), node.version)
-            except (NodeMissingError, NodeVersionMismatchError, UnknownWriteError):
+            except (NodeMissingError, NodeConflictError, UnknownWriteError):
                 # Another client was faster, or the write is unknown; counters that are skipped do no harm.
                 if not race_over.passed():
                     continue
@@ -487,7 +486,7 @@ class Metadata:
                     return range(FIRST_COUNTER, FIRST_COUNTER + count)
                 first = need_number(path, node.value, SHARED_MAX - count, "`rollbridge repair --force` raises it")
                 self.session.set(path, str(first + count).encode(), node.version)
-            except (NodeExistsError, NodeVersionMismatchError, UnknownWriteError):
+            except (NodeConflictError, UnknownWriteError):
                 continue
             return range(first, first + count)
 
@@ -502,7 +501,7 @@ class Metadata:
         """Tie the path to a Kafka cluster, or check that it is tied to this one.
 
         Raises:
-            WrongClusterError: the path belongs to another cluster, or a newer version laid it out.
+            InvalidRequestError: the path belongs to another cluster, or a newer version laid it out.
         """
         now_ms = wall_ms() if created_ms is None else created_ms
         ours = ClusterIdentity(kafka_cluster_id, now_ms)
@@ -515,14 +514,14 @@ class Metadata:
                     self.session.set(paths.CLUSTER, ours.to_json(), node.version)
                 else:
                     return self._check_cluster(ours, ClusterIdentity.from_json(node.value))
-            except (NodeExistsError, NodeVersionMismatchError, UnknownWriteError):
+            except (NodeConflictError, UnknownWriteError):
                 continue
 
     def check_cluster(self, kafka_cluster_id: str) -> None:
         """Check that the path is not tied to another Kafka cluster, and write nothing.
 
         Raises:
-            WrongClusterError: the path belongs to another cluster, or a newer version laid it out.
+            InvalidRequestError: the path belongs to another cluster, or a newer version laid it out.
         """
         node = self.session.get(paths.CLUSTER)
         if node is not None and node.value:
@@ -531,14 +530,16 @@ class Metadata:
     def _check_cluster(self, ours: ClusterIdentity, found: ClusterIdentity) -> ClusterIdentity:
         where = f"ZooKeeper path {self.session.root} at {self.session.address}"
         if found.kafka_cluster_id != ours.kafka_cluster_id:
-            raise WrongClusterError(
+            raise InvalidRequestError(
                 f"{where} belongs to Kafka cluster {found.kafka_cluster_id}, but the brokers are those of cluster "
-                f"{ours.kafka_cluster_id}; check both addresses, or use another root path; nothing was written"
+                f"{ours.kafka_cluster_id}; check both addresses, or use another root path; nothing was written",
+                code="wrong-cluster",
             )
         if found.format > LAYOUT_FORMAT:
-            raise WrongClusterError(
+            raise InvalidRequestError(
                 f"{where} has layout {found.format}; this version knows {LAYOUT_FORMAT} at most: upgrade this client; "
-                "nothing was written"
+                "nothing was written",
+                code="wrong-cluster",
             )
         return found
 
@@ -605,7 +606,7 @@ class Metadata:
         """Put a request to a group's leader, together with other operations or not at all; return its name.
 
         Raises:
-            NodeVersionMismatchError, NodeExistsError, NodeMissingError: of the other operations; nothing was written.
+            NodeConflictError, NodeMissingError: of the other operations; nothing was written.
             UnknownWriteError: the connection was lost meanwhile; all or nothing was written.
         """
         raw = request.to_json()

@@ -19,7 +19,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from errno import ECONNREFUSED
+from errno import ECONNREFUSED, EMSGSIZE
 from http import HTTPStatus
 from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -181,10 +181,6 @@ def takes_gzip(accepted: str) -> bool:
     return False
 
 
-class _TooLongError(OSError):
-    """A request has more bytes than are read."""
-
-
 class _BoundedStream(io.RawIOBase):
     """Bytes that a client sends, within limits of time and size."""
 
@@ -202,7 +198,7 @@ class _BoundedStream(io.RawIOBase):
         if left_s <= 0:
             raise TimeoutError("the request has not come in time")
         if self._left <= 0:
-            raise _TooLongError("the request has too many bytes")
+            raise OSError(EMSGSIZE, "the request has too many bytes")
         self._connection.settimeout(left_s)
         with self._place.waiting():
             count = self._connection.recv_into(memoryview(buffer)[: self._left])
@@ -229,7 +225,9 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self.headers = HTTPMessage()  # a request that is none is answered, too
         try:
             super().handle_one_request()
-        except _TooLongError:
+        except OSError as fault:
+            if fault.errno != EMSGSIZE:
+                raise
             self.send_error(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
 
     def send(self, status: HTTPStatus, body: bytes, kind: str, extra: Mapping[str, str] | None = None) -> None:

@@ -100,10 +100,11 @@ GROUP: Final = "group"
 CLIENT_NAME: Final = "client.name"
 COMPRESSION: Final = "compression"
 INCLUDE_HEADERS: Final = "includeHeaders"
-QUICK_ACK: Final = "quickAck"
 
 SPARKS_OWN: Final = frozenset({"checkpointlocation", "path", "queryname"})
 """Options of Spark itself that it passes on to sources and sinks."""
+_CONSTANTS: Final = {"quickack": "true"}
+"""Options of the last release that cannot be set any more."""
 _KAFKA: Final = "kafka."
 _ZOOKEEPER: Final = "zookeeper."
 _NAMES_OF_SETTINGS: Final = {"bootstrap_servers": SERVERS, "zookeeper_root": ROOT, "client_name": CLIENT_NAME}
@@ -142,7 +143,7 @@ class OptionReader:
         Raises:
             ConfigError: options were at fault, or were not taken by any table.
         """
-        self.faults += unknown(self._left.keys() - SPARKS_OWN, self._known)
+        self.faults += unknown(self._left.keys() - SPARKS_OWN, self._known, constants=_CONSTANTS)
         ConfigError.raise_for(self.faults)
 
 
@@ -201,9 +202,6 @@ class SparkOptions:
     """Compression codec of the sink: none, gzip, snappy, lz4 or zstd."""
     include_headers: bool | None = option(None, key=INCLUDE_HEADERS, choices={"true": True, "false": False})
     """Read, or write, the column ``headers``. If left out: ``false`` for a source, ``true`` for the sink."""
-    quick_ack: bool = option(True, key=QUICK_ACK)
-    """Acknowledge packets of Spark at once in workers. ``false``: the kernel delays acknowledgements by up to 40 ms,
-    see docs/spark.md#figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

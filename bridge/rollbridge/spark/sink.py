@@ -31,9 +31,7 @@ from rollbridge.client.results import PartHandle
 from rollbridge.client.writing import Part
 from rollbridge.errors import (
     ConflictError,
-    GroupMismatchError,
     InvalidRequestError,
-    ReplayDiffersError,
     RollbridgeError,
     RowRefusedError,
     TransactionTooLargeError,
@@ -277,7 +275,7 @@ def _write(target: SinkTarget, iterator: Iterator[pa.RecordBatch], work_of: Call
     reader: PartitionReader | None = None
     writer: PartitionWriter | None = None
     try:
-        for batch in promptly(iterator) if target.settings.quick_ack else iterator:
+        for batch in promptly(iterator):
             if not batch.num_rows:
                 continue
             if written.ticket is None or reader is None:
@@ -419,7 +417,7 @@ def _check_replay(
     """Compare a replay with what was committed.
 
     Raises:
-        ReplayDiffersError: they differ.
+        ConflictError: they differ.
     """
     if target.trusts_replays or committed == replayed:
         return
@@ -432,7 +430,7 @@ def _check_replay(
             replayed.records,
         )
         return
-    raise ReplayDiffersError(
+    raise ConflictError(
         f"{work} was committed by an earlier run as transaction {transaction} with {committed}, and comes again with "
         f"{replayed}; nothing was written. If the checkpoint was restored from a backup, or lost its newest files: the "
         "rows of that transaction are in the stream; use a new checkpoint that begins where its rows end. If "
@@ -441,6 +439,7 @@ def _check_replay(
         transaction=str(transaction),
         committed=committed.records,
         replayed=replayed.records,
+        code="replay-differs",
     )
 
 
@@ -464,10 +463,13 @@ def _check_group(target: SinkTarget) -> None:
     """Check that all streams belong to the group of the options, if one is given.
 
     Raises:
-        GroupMismatchError: one does not.
+        InvalidRequestError: one does not.
     """
     settings = target.settings
     for stream in settings.names if settings.group is not None else ():
         found = target.connect().admin.describe(stream).config.group
         if found != settings.group:
-            raise GroupMismatchError(f"{stream} belongs to group {found}, not to {settings.group}; nothing was written")
+            raise InvalidRequestError(
+                f"{stream} belongs to group {found}, not to {settings.group}; nothing was written",
+                code="group-mismatch",
+            )

@@ -223,6 +223,6 @@ def connection(settings: ConnectionSettings, options: ClientOptions) -> Bridge:
 
     Raises:
         KafkaUnavailableError, ZooKeeperUnavailableError: no server answered in time.
-        WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
+        InvalidRequestError: the ZooKeeper path belongs to another Kafka cluster.
     """
     return _kept.get((settings.identity(), options), lambda: Bridge(settings, options))

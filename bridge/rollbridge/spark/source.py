@@ -19,7 +19,7 @@ from rollbridge.base.ids import SegmentId
 from rollbridge.client.identity import own_name
 from rollbridge.config import ConnectionSettings
 from rollbridge.consumer.reader import beginning, locate, readable_ends, since
-from rollbridge.errors import GroupMismatchError, InvalidRequestError, NotFoundError, TruncatedError
+from rollbridge.errors import InvalidRequestError, NotFoundError, TruncatedError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.session import ZooKeeperSession
@@ -75,7 +75,7 @@ class DriverConnection:
 
     Raises:
         KafkaUnavailableError, ZooKeeperUnavailableError: no server answered in time.
-        WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
+        InvalidRequestError: the ZooKeeper path belongs to another Kafka cluster.
     """
 
     def __init__(self, settings: SparkSettings) -> None:
@@ -113,7 +113,7 @@ class StreamDriver:
         """Look a stream up, or the one that has adopted a topic.
 
         Raises:
-            ScopeNotFoundError, StreamNotFoundError, GroupMismatchError, ZooKeeperUnavailableError.
+            StreamNotFoundError, InvalidRequestError, ZooKeeperUnavailableError.
         """
         self.stream: Final = connection.metadata.name_of(name)
         self._connection = connection
@@ -122,7 +122,9 @@ class StreamDriver:
         """Highest offsets that the logs of segments have been seen to reach."""
         group = self.view().config.group
         if settings.group is not None and settings.group != group:
-            raise GroupMismatchError(f"stream {self.stream} belongs to group {group}, not to {settings.group}")
+            raise InvalidRequestError(
+                f"stream {self.stream} belongs to group {group}, not to {settings.group}", code="group-mismatch"
+            )
 
     def view(self) -> StreamView:
         """Return the stream as it is, or was a moment ago.
@@ -317,10 +319,6 @@ class _Reading(Prompt):
         self._runs: CommitRuns | None = None
 
     @property
-    def can_write_now(self) -> bool:
-        return self._settings.shared.quick_ack
-
-    @property
     def _driver(self) -> StreamDriver:
         """The driver's view of the stream; the first use connects."""
         if self._known is None:
@@ -401,7 +399,7 @@ class BatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types ar
         """Plan to read from one front to the other.
 
         Raises:
-            StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, WrongClusterError.
+            StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, InvalidRequestError.
             InvalidRequestError, TruncatedError: the read cannot begin or end there.
         """
         settings = self._settings
@@ -429,7 +427,7 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
     """Reader of a streaming query, in micro-batches that keep the order of every key's records across epochs.
 
     Raises, from methods that the driver calls:
-        StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, WrongClusterError.
+        StreamNotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, InvalidRequestError.
         InvalidRequestError: the checkpoint belongs to another stream or cluster.
         TruncatedError: records that were to be read have been deleted.
     """

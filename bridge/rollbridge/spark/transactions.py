@@ -106,10 +106,6 @@ class _TransactionsReading(Prompt):
         self._reached = 0
         """Highest offset that the log has been seen to reach."""
 
-    @property
-    def can_write_now(self) -> bool:
-        return self._settings.shared.quick_ack
-
     def _connected(self) -> DriverConnection:
         if self._connection is None:
             self._connection = DriverConnection(self._settings.shared)
@@ -210,7 +206,7 @@ class TransactionsBatchReader(_TransactionsReading, DataSourceReader):  # type: 
         """Plan the one task, if there is anything to read.
 
         Raises:
-            NotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, WrongClusterError.
+            NotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, InvalidRequestError.
             InvalidRequestError, TruncatedError: the read cannot begin or end there.
         """
         try:
@@ -223,7 +219,7 @@ class TransactionsStreamReader(_TransactionsReading, DataSourceStreamReader, Sup
     """Reader of new transactions, in micro-batches.
 
     Raises, from methods that the driver calls:
-        NotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, WrongClusterError.
+        NotFoundError, KafkaUnavailableError, ZooKeeperUnavailableError, InvalidRequestError.
         InvalidRequestError: the checkpoint belongs to another group or cluster.
         TruncatedError: the log has been truncated where it was to be read.
     """

@@ -7,7 +7,7 @@ delays: it acknowledges at once (``TCP_QUICKACK``), and holds nothing back (``TC
 
 Only the connection between Spark and its worker is touched. Spark does not hand it out, but each worker runs
 ``main(infile, outfile)`` of a module of ``pyspark``, and is inside it whenever our code runs: the connection is that of
-its ``infile``. Without such a call nothing is done. The option ``quickAck`` switches this off.
+its ``infile``. Without such a call nothing is done.
 
 Workers collect garbage after each call; :func:`keep_what_stays` exempts loaded modules.
 """
@@ -43,15 +43,9 @@ _LINUX: Final = sys.platform == "linux"
 class Prompt:
     """Base of objects that Spark sends to a worker ahead of their work; unpickling one ends the delays for the rest."""
 
-    @property
-    def can_write_now(self) -> bool:
-        """True if delays are to be avoided; read once the state is restored."""
-        raise NotImplementedError
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if self.can_write_now:
-            _acknowledge_at_once(_connection())
+        _acknowledge_at_once(_connection())
 
 
 def promptly(items: Iterable[T]) -> Iterator[T]:

@@ -35,10 +35,10 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Annotated, ClassVar, Final, Self, assert_never
 
-from rollbridge.base.errors import InvalidRangesError, InvalidRequestError, StreamRecreatedError
+from rollbridge.base.errors import InvalidRequestError, StreamRecreatedError
 from rollbridge.base.ids import PREPARED_FIRST, Epoch, SegmentId, SegmentNumber
 from rollbridge.base.mapper import NodeRecord, StoredAs
-from rollbridge.stream.keyspace import KeyRange, check_partition, even_ranges
+from rollbridge.stream.keyspace import KeyRange, check_partition, even_ranges, wrong_ranges
 from rollbridge.stream.segment_graph import Segment, SegmentGraph, Transition
 
 # Foundations
@@ -422,15 +422,15 @@ class EpochHistory:
         number ever used, so a number names one key range for good. The ``reason`` is that of a scale by load.
 
         Raises:
-            InvalidRangesError: a number that is not active, or ranges that do not cover exactly what is sealed.
+            InvalidRequestError: a number that is not active, or ranges that do not cover exactly what is sealed.
         """
         numbers = set(seal)
         if not numbers:
-            raise InvalidRangesError("no segment to seal was named; a scale replaces one or more; nothing was written")
+            raise wrong_ranges("no segment to seal was named; a scale replaces one or more; nothing was written")
         active = {item.id.number: item for item in self.active.segments}
         missing = sorted(number for number in numbers if number not in active)
         if missing:
-            raise InvalidRangesError(
+            raise wrong_ranges(
                 f"segments to seal that are not active: {', '.join(map(str, missing))}; active in epoch "
                 f"{self.active.epoch} are {', '.join(map(str, sorted(active)))}; nothing was written"
             )

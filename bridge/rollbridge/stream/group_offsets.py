@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, NamedTuple
 
-from rollbridge.base.errors import InvalidRequestError, OffsetMetadataTooLargeError
+from rollbridge.base.errors import InvalidRequestError
 from rollbridge.base.mapper import StoredAs
 from rollbridge.stream.names import Partition
 from rollbridge_schemas import Datum
@@ -137,7 +137,7 @@ class GroupOffsets:
 
     Raises:
         InvalidRequestError: a value is out of its range.
-        OffsetMetadataTooLargeError: an offset's metadata is longer than brokers accept.
+        InvalidRequestError: an offset's metadata is longer than brokers accept.
     """
 
     group_id: Annotated[str, StoredAs(fields=("group",))]
@@ -182,9 +182,10 @@ class GroupOffsets:
                     f"{item.leader_epoch} is not a leader epoch of {topic}, partition {partition}; nothing was sent"
                 )
             if is_too_large(item.metadata):
-                raise OffsetMetadataTooLargeError(
+                raise InvalidRequestError(
                     f"the metadata of the offset of {topic}, partition {partition}, is longer than the "
-                    f"{METADATA_CHARACTERS_MAX} characters (UTF-16 code units) that brokers take; nothing was sent"
+                    f"{METADATA_CHARACTERS_MAX} characters (UTF-16 code units) that brokers take; nothing was sent",
+                    code="offset-metadata-too-large",
                 )
             if not _is_text(item.metadata):
                 raise InvalidRequestError(

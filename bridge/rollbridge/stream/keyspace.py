@@ -29,7 +29,7 @@ import xxhash
 from confluent_kafka import cimpl
 from xxhash import xxh64_intdigest
 
-from rollbridge.base.errors import InvalidRangesError, InvalidRequestError
+from rollbridge.base.errors import INVALID_RANGES, InvalidRequestError
 
 # The key space [0, 1): positions of keys and the ranges that segments hold.
 #
@@ -65,7 +65,7 @@ class KeyRange:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.low < self.high <= 1.0:
-            raise InvalidRangesError(
+            raise wrong_ranges(
                 f"[{self.low}, {self.high}) is not a key range: 0 <= low < high <= 1 must hold; nothing was written"
             )
 
@@ -84,10 +84,15 @@ class KeyRange:
         return f"[{_number(self.low)}, {_number(self.high)})"
 
 
+def wrong_ranges(why: str) -> InvalidRequestError:
+    """Return the error of key ranges, or of segments to seal, that cannot be."""
+    return InvalidRequestError(why, code=INVALID_RANGES)
+
+
 def even_ranges(count: int) -> list[KeyRange]:
     """Partition the key space into ``count`` ranges of the same size."""
     if not 1 <= count <= SEGMENTS_MAX:
-        raise InvalidRangesError(f"{count} segments asked for; 1 to {SEGMENTS_MAX} are possible; nothing was written")
+        raise wrong_ranges(f"{count} segments asked for; 1 to {SEGMENTS_MAX} are possible; nothing was written")
     cuts = [number / count for number in range(count)] + [1.0]
     return [KeyRange(low, high) for low, high in pairwise(cuts)]
 
@@ -96,21 +101,21 @@ def cut_evenly(ranges: Iterable[KeyRange], count: int) -> list[KeyRange]:
     """Cut what ranges that lie side by side cover into even ranges.
 
     Raises:
-        InvalidRangesError: there is a gap between them, they are too narrow, or there are none.
+        InvalidRequestError: there is a gap between them, they are too narrow, or there are none.
     """
     found = sorted(ranges)
     if not found or count < 1:
-        raise InvalidRangesError("no range is to be cut, or into none; nothing was written")
+        raise wrong_ranges("no range is to be cut, or into none; nothing was written")
     whole = KeyRange(found[0].low, found[-1].high)
     if any(before.high != after.low for before, after in pairwise(found)):
-        raise InvalidRangesError(
+        raise wrong_ranges(
             "the segments to seal do not lie side by side; name each new range with --range; nothing was written"
         )
     width = whole.high - whole.low
     # Ends are computed as in even_ranges, so they are the same from both sides and the outermost are exact.
     cuts = [whole.low, *(whole.low + width * item.low for item in even_ranges(count)[1:]), whole.high]
     if any(before >= after for before, after in pairwise(cuts)):
-        raise InvalidRangesError(f"{whole} is too narrow to be cut into {count} ranges; nothing was written")
+        raise wrong_ranges(f"{whole} is too narrow to be cut into {count} ranges; nothing was written")
     return [KeyRange(low, high) for low, high in pairwise(cuts)]
 
 
@@ -123,18 +128,18 @@ def check_partition(ranges: Sequence[KeyRange], whole: Sequence[KeyRange] | None
     """Check that sorted ``ranges`` cover exactly what ``whole`` covers (default [0, 1)), without overlap or gap.
 
     Raises:
-        InvalidRangesError: names the first overlap, gap or surplus.
+        InvalidRequestError: names the first overlap, gap or surplus.
     """
     if not ranges:
-        raise InvalidRangesError("no key range was given; nothing was written")
+        raise wrong_ranges("no key range was given; nothing was written")
     if len(ranges) > SEGMENTS_MAX:
-        raise InvalidRangesError(f"{len(ranges)} ranges given; at most {SEGMENTS_MAX} are possible")
+        raise wrong_ranges(f"{len(ranges)} ranges given; at most {SEGMENTS_MAX} are possible")
     for before, after in pairwise(ranges):
         if before.high > after.low:
-            raise InvalidRangesError(f"ranges {before} and {after} overlap; nothing was written")
+            raise wrong_ranges(f"ranges {before} and {after} overlap; nothing was written")
     given, wanted = _runs(ranges), _runs(whole or [KeyRange(0.0, 1.0)])
     if given != wanted:
-        raise InvalidRangesError(
+        raise wrong_ranges(
             f"the ranges cover {_show(given)} but must cover exactly {_show(wanted)}; nothing was written"
         )
 

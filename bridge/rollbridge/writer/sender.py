@@ -293,7 +293,6 @@ class PlainSender(Sender[ProducerBatch]):
                 buffer_bytes=options.buffer_bytes,
                 block_s=options.block_s,
                 request_timeout_s=options.request_timeout_s,
-                in_flight_max=options.in_flight_max,
             ),
             name="rollbridge-writer",
             producer=producer,
@@ -312,7 +311,7 @@ class PlainSender(Sender[ProducerBatch]):
         """Return the channel of a stream; a new one unless there is one that can be written.
 
         Raises:
-            InvalidNameError, ScopeNotFoundError, StreamNotFoundError, ZooKeeperUnavailableError.
+            InvalidNameError, StreamNotFoundError, ZooKeeperUnavailableError.
         """
         view = self._catalog.view(stream)
         with self.lock:

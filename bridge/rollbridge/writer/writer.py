@@ -79,7 +79,7 @@ class StreamWriter:
                 writer opened with ``monotonic_ids`` it must not be lower than the highest one before.
 
         Raises:
-            RecordTooLargeError, BackpressureError, InvalidRequestError, TransactionIdOutOfOrderError: The record was
+            RecordTooLargeError, BackpressureError, InvalidRequestError: The record was
                 not written, and the writer stays usable.
             StreamNotFoundError: The stream was deleted.
         """
@@ -222,7 +222,7 @@ class StreamWriter:
             return self._channel.failure()
         return InvalidRequestError(f"this writer of {self.stream} is closed; the record was not written")
 
-    def _falling(self, transaction_id: int) -> TransactionIdOutOfOrderError:
+    def _falling(self, transaction_id: int) -> InvalidRequestError:
         return TransactionIdOutOfOrderError(
             f"transaction id {transaction_id} is lower than {self._last_id}, which this writer of {self.stream} has "
             "given before; the record was not written",

@@ -35,9 +35,11 @@ from rollbridge.errors import (
     CorruptDataError,
     FencedError,
     InvalidRequestError,
+    InvalidTransitionError,
     KafkaUnavailableError,
     NotFoundError,
     RollbridgeError,
+    UnavailableError,
 )
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
@@ -45,9 +47,7 @@ from rollbridge.kafka.errors import (
     AppendRefusedError,
     AppendUnknownError,
     AuthenticationError,
-    InvalidStateError,
     NotAuthorizedError,
-    SealTimeoutError,
     TransactionalIdLockedError,
     UnsupportedBrokerError,
 )
@@ -60,10 +60,8 @@ from rollbridge.kafka.transactions import Addressed
 from rollbridge.metadata import paths
 from rollbridge.metadata.acls import open_counter, open_slots
 from rollbridge.metadata.errors import (
-    NodeExistsError,
+    NodeConflictError,
     NodeMissingError,
-    NodeNotEmptyError,
-    NodeVersionMismatchError,
     ZooKeeperRefusedError,
 )
 from rollbridge.metadata.records import CheckNode, NodeOperation
@@ -154,7 +152,7 @@ _OF_FRAMES: Final = (fx.MergeFrames, fx.AppendTogether, fx.Prepare)
 _DEFINITE: Final = (AppendRefusedError, InvalidRequestError, NotFoundError, ConflictError)
 _DOUBTFUL: Final = (
     FencedError,
-    InvalidStateError,  # a defect of ours
+    InvalidTransitionError,  # a defect of ours
     AuthenticationError,  # the connection is refused, not the request
     UnsupportedBrokerError,
 )
@@ -194,7 +192,7 @@ def refusal(effect: AnyEffect, fault: Exception, feed: FrameFeed | None) -> fx.E
         # A writer of a segment can write there what cannot be decoded. That harms only transactions with a condition on
         # the segment, and late records in it, not the group.
         return fx.EffectRefusedError(effect, str(fault), code=fault.code, topic=_topic_of(fault))
-    if isinstance(fault, SealTimeoutError) and isinstance(effect, fx.Seal):
+    if isinstance(fault, UnavailableError) and fault.code == SEAL_TIMEOUT and isinstance(effect, fx.Seal):
         # A part may be done; sealing again continues from there.
         return fx.EffectRefusedError(effect, str(fault), code=SEAL_TIMEOUT, topic=_topic_of(fault))
     if isinstance(fault, _DOUBTFUL) or not isinstance(fault, _DEFINITE):
@@ -451,7 +449,7 @@ class Interpreter:
             raise StaleStateError("the connection to ZooKeeper was interrupted; nothing was written")
         try:
             self._session.multi([self._fence, *operations])
-        except (NodeExistsError, NodeMissingError, NodeNotEmptyError, NodeVersionMismatchError) as fault:
+        except (NodeConflictError, NodeMissingError) as fault:
             if fault.path == self._fence.path:
                 raise DeposedError(f"{self._group} has a newer leader; nothing was written") from fault
             logger.info('zookeeper.write-conflict group=%s reason="%s"', self._group, fault)

@@ -18,6 +18,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Final
@@ -69,10 +70,6 @@ def is_late(since_begin_s: float, timeout_s: float) -> bool:
     the duplicates that are already published.
     """
     return since_begin_s > timeout_s - min(TAKE_UP_S, TAKE_UP_SHARE * timeout_s)
-
-
-class _GivenUpError(Exception):
-    """The preparation was given up."""
 
 
 class _Preparation:
@@ -220,8 +217,8 @@ class MergePool:
             if is_late(took_s, timeout_s):  # so would be the next one
                 why = f"it took {took_s:.1f} s, and a native transaction is open for {timeout_s:g} s at most"
                 item.refused = fx.EffectRefusedError(item.effect, why, code=TOO_SLOW)
-        except _GivenUpError:
-            pass
+        except CancelledError:
+            pass  # it was given up
         except FencedError as fault:
             item.fenced = fault
         except Exception as fault:
@@ -238,7 +235,7 @@ class MergePool:
         began_s = time.monotonic()
         for batch in batches:
             if item.given_up.is_set():
-                raise _GivenUpError
+                raise CancelledError
             yield batch
             now_s = time.monotonic()
             at_work = sum(not other.ended.is_set() for other in list(self._present.values()))

@@ -26,7 +26,6 @@ from rollbridge.errors import (
     InvalidRequestError,
     OutcomeExpiredError,
     RollbridgeError,
-    StreamBusyError,
     StreamNotFoundError,
     TransactionNotFoundError,
     TransactionPreserverClosedError,
@@ -422,8 +421,9 @@ def _check_what_goes(config: StreamConfig, request: AdminRequest, *, is_on_topic
 def _truncate(group: GroupState, name: str, stream: LedStream, request: AdminRequest, now_ms: int) -> Steps[None]:
     why = yield from hold_request(group, request.stream, abort_foreign=False)
     if why:
-        raise StreamBusyError(
-            f"stream {request.stream} cannot be truncated now: {why}; nothing was deleted; repeat the request later"
+        raise ConflictError(
+            f"stream {request.stream} cannot be truncated now: {why}; nothing was deleted; repeat the request later",
+            code="stream-busy",
         )
     yield from truncate_stream(group, stream, name, request, now_ms)
 

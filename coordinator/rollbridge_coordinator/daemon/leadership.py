@@ -30,7 +30,7 @@ from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendUnknownError
 from rollbridge.kafka.records import is_frame, validate_frame
 from rollbridge.metadata import paths
-from rollbridge.metadata.errors import NodeExistsError, NodeMissingError, NodeVersionMismatchError
+from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
 from rollbridge.metadata.records import ControllerEpoch
 from rollbridge.metadata.session import NodeStat, ZooKeeperSession
 from rollbridge.stream.names import GroupName, Partition, show_partition
@@ -340,7 +340,7 @@ class Leadership(threading.Thread):
                 continue
             try:
                 self._session.create(paths.leader(self._group), self._settings.name.encode(), ephemeral=True)
-            except NodeExistsError:
+            except NodeConflictError:
                 continue
             self._is_watching = False  # the node was last seen vacant, and the watch for this change may still be due
             return True
@@ -465,7 +465,7 @@ class Leadership(threading.Thread):
         """Mark the takeover as over: the leader node has version 0 until then, see ``Metadata.lead``."""
         try:
             self._session.set(paths.leader(self._group), self._settings.name.encode(), 0)
-        except (NodeMissingError, NodeVersionMismatchError) as fault:
+        except (NodeMissingError, NodeConflictError) as fault:
             raise DeposedError("the leader node was removed meanwhile") from fault
         except UnknownWriteError as fault:
             logger.info('takeover.progress-kept group=%s reason="%s"', self._group, fault)

@@ -23,6 +23,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, closing, contextmanager
 from importlib.metadata import version
 from ipaddress import ip_address
@@ -30,10 +31,16 @@ from typing import Final, NoReturn, Protocol, TypeVar
 
 from rollbridge.base.deadlines import TELL_S, Backoff, Deadline
 from rollbridge.base.metrics import Sample
-from rollbridge.errors import LocalEnvironmentError, RollbridgeError, UnavailableError, UnknownWriteError
+from rollbridge.errors import (
+    ZOOKEEPER_UNTRUSTED,
+    LocalEnvironmentError,
+    RollbridgeError,
+    UnavailableError,
+    UnknownWriteError,
+)
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
-from rollbridge.metadata.errors import NodeExistsError, UntrustedZooKeeperError
+from rollbridge.metadata.errors import NodeConflictError
 from rollbridge.metadata.records import INTERNAL_BUFFERS, SAVEPOINTS, Coordinator
 from rollbridge.metadata.session import SessionState, ZooKeeperSession
 from rollbridge.metadata.store import Metadata
@@ -82,10 +89,6 @@ TOLD_S: Final = 60.0
 """Interval between log lines that report a wait."""
 
 
-class StoppedWaitingError(Exception):
-    """This process was asked to end while it waited; nothing was written."""
-
-
 class Arrival:
     """Attempts to reach servers, repeated until they answer, the time is up, or the process is to end.
 
@@ -110,7 +113,7 @@ class Arrival:
 
         Raises:
             UnavailableError, UnknownWriteError: that of the last attempt, once the time is up.
-            StoppedWaitingError: this process is to end.
+            CancelledError: this process is to end; nothing was written.
 
         Raises also what ``attempt`` does, if that is another error.
         """
@@ -119,11 +122,9 @@ class Arrival:
         while True:
             try:
                 found = attempt()
-            except UntrustedZooKeeperError:
-                raise
             except (UnavailableError, UnknownWriteError) as fault:
                 now_s = self._clock()
-                if 0 <= self._wait_s <= now_s - self._began_s:
+                if fault.code == ZOOKEEPER_UNTRUSTED or 0 <= self._wait_s <= now_s - self._began_s:
                     raise
                 self.waits_for = f"waits for {what} since {now_s - begun_s:.0f} s: {fault}"
                 if now_s - begun_s - told_s >= TOLD_S:
@@ -135,7 +136,7 @@ class Arrival:
                 self.waits_for = ""
                 return found
             if self._stopping.wait(backoff.grow()):
-                raise StoppedWaitingError(f"asked to end while it waited for {what}")
+                raise CancelledError(f"asked to end while it waited for {what}")
 
 
 END_S: Final = 10.0
@@ -155,14 +156,14 @@ class Daemon:
         self._hook = hook
         self._requests = RequestTimes(ZOOKEEPER_OPERATIONS)
         self._session = ZooKeeperSession(
-            settings.zookeeper,
-            root=settings.zookeeper_root,
+            settings.connection.zookeeper,
+            root=settings.connection.zookeeper_root,
             session_timeout_s=settings.session_timeout_s,
             name=settings.name,
-            security=settings.zookeeper_security,
+            security=settings.connection.zookeeper_security,
             observe=self._requests.note,
         )
-        self._kafka = KafkaClient(settings.bootstrap_servers, security=settings.security)
+        self._kafka = KafkaClient(settings.connection.bootstrap_servers, security=settings.connection.kafka)
         self._metadata = Metadata(self._session)
         self._changed = threading.Event()
         self._stopping = threading.Event()
@@ -193,7 +194,7 @@ class Daemon:
             True if all threads have ended. The others wait for servers that do not answer.
 
         Raises:
-            WrongClusterError: the ZooKeeper path belongs to another Kafka cluster.
+            InvalidRequestError: the ZooKeeper path belongs to another Kafka cluster.
             KafkaUnavailableError, ZooKeeperUnavailableError: no server answered within the time to wait.
             LocalEnvironmentError: a configured address cannot be used, for metrics or the page.
         """
@@ -202,7 +203,7 @@ class Daemon:
                 self._arrive()
                 shown.enter_context(self._shown())  # until all has been handed over: others watch it
                 self._serve()
-            except StoppedWaitingError as ended:
+            except CancelledError as ended:
                 logger.info("coordinator.stopped: %s", ended)
             finally:
                 led = sum(leadership.is_leading for leadership in self._leaderships.values())
@@ -221,7 +222,7 @@ class Daemon:
 
     def _arrive(self) -> None:
         """Reach ZooKeeper and Kafka, without a limit of its own, and check that they belong together."""
-        settings, reach = self._settings, self._arrival.until
+        servers, reach = self._settings.connection, self._arrival.until
 
         def connect() -> None:
             if not self._session.await_start(ATTEMPT_S):
@@ -231,15 +232,16 @@ class Daemon:
             self._metadata.claim_cluster(cluster)
             self._metadata.lay_out()
 
-        reach(f"ZooKeeper at {settings.zookeeper}", connect)
-        cluster = reach(f"Kafka at {settings.bootstrap_servers}", self._kafka.topics.within(ATTEMPT_S).cluster_id)
-        reach(f"ZooKeeper at {settings.zookeeper}", lay_out)
+        reach(f"ZooKeeper at {servers.zookeeper}", connect)
+        cluster = reach(f"Kafka at {servers.bootstrap_servers}", self._kafka.topics.within(ATTEMPT_S).cluster_id)
+        reach(f"ZooKeeper at {servers.zookeeper}", lay_out)
 
     def _serve(self) -> None:
         self._session.on_state(self._state_changed)
         self._changed.set()
         self.is_serving = True
-        logger.info("coordinator.ready coordinator=%s kafka=%s", self._settings.name, self._settings.bootstrap_servers)
+        servers = self._settings.connection.bootstrap_servers
+        logger.info("coordinator.ready coordinator=%s kafka=%s", self._settings.name, servers)
         told: dict[GroupName, float] = {}
         while not self._stopping.is_set():
             has_changed = self._changed.wait(PROBE_S)
@@ -324,7 +326,7 @@ class Daemon:
         rules = Rules.of(host, socket.gethostname(), settings.page_url, settings.page_token)
         sources = PageSources(settings, self._kafka, board, self._session, self._known_coordinators, self.faults)
         with closing(sources), PageServer(host, port, rules, sources, PageActions(connection_of(settings))) as server:
-            yield settings.page_url or page_url(host, server.port, local_address(settings.zookeeper))
+            yield settings.page_url or page_url(host, server.port, local_address(settings.connection.zookeeper))
 
     def _known_coordinators(self) -> dict[str, Coordinator]:
         return {name: record for name, (_, record) in self._roll.records.items()}
@@ -333,7 +335,7 @@ class Daemon:
     def _shown(self) -> Iterator[None]:
         """Keep this process visible to the other coordinators inside the block, if they can reach it."""
         given = self._settings.peer_endpoint
-        address = given or (local_address(self._settings.zookeeper), 0)
+        address = given or (local_address(self._settings.connection.zookeeper), 0)
         if not self._settings.is_shown or address[0] is None:
             yield
             return
@@ -431,7 +433,7 @@ class Daemon:
         if present is None:
             try:
                 self._session.create(path, record, ephemeral=True)
-            except NodeExistsError:
+            except NodeConflictError:
                 self._changed.set()
                 return
         elif record != self._published:

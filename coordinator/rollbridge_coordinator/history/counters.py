@@ -45,7 +45,7 @@ def open_counter(group: GroupState) -> Steps[None]:
     """Number a group that has no number, and read the ids that its counter has given out.
 
     Raises:
-        ZooKeeperOutdatedError: the nodes were set back with all of ZooKeeper.
+        RollbridgeError: the nodes were set back with all of ZooKeeper.
         CorruptDataError: the node that only coordinators write holds no number.
     """
     counter = group.counter
@@ -110,7 +110,7 @@ def look_at_counter(group: GroupState) -> Steps[None]:
     """Read the ids that the group's counter has given out, and repair an impossible value.
 
     Raises:
-        ZooKeeperOutdatedError: the node's version is below the one known, so all of ZooKeeper was set back.
+        RollbridgeError: the node's version is below the one known, so all of ZooKeeper was set back.
     """
     counter, path = group.counter, paths.counter(group.name)
     for _ in range(TRIES):
@@ -165,7 +165,7 @@ def look_at_shared(group: GroupState) -> Steps[None]:
     Damage to it stops nothing; the counter is raised past the used ids.
 
     Raises:
-        ZooKeeperOutdatedError: the node's version is below the one known.
+        RollbridgeError: the node's version is below the one known.
     """
     found = yield from ReadCounter(paths.TRANSACTION_COUNTER)
     if found is None:
@@ -225,7 +225,7 @@ def _check_version(group: GroupState, path: str, version: int) -> Steps[None]:
     """Read a node's version again after a write, because a read may be answered by a lagging server.
 
     Raises:
-        ZooKeeperOutdatedError: the version is below ``version``.
+        RollbridgeError: the version is below ``version``.
     """
     yield from confirm_leadership()
     found = yield from ReadCounter(path)

@@ -15,7 +15,7 @@ from typing import Final
 
 from rollbridge.base.effects import Steps
 from rollbridge.base.ids import SHARED_MAX, parse_number
-from rollbridge.errors import ZooKeeperOutdatedError
+from rollbridge.errors import RollbridgeError
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import BUFFER_LOST, BUFFER_UNREADABLE
 from rollbridge.metadata.journal import Journal, batches, deleted_by_hand, key_of, lost, streams_of
@@ -45,7 +45,7 @@ def check_mark(group: GroupState) -> Steps[None]:
     """Check that no earlier leader has marked ZooKeeper as set back.
 
     Raises:
-        ZooKeeperOutdatedError: one has.
+        RollbridgeError: one has.
     """
     found = yield from read_node(paths.outdated(group.name))
     if found is not None:
@@ -56,7 +56,7 @@ def check_journal(group: GroupState, next_epoch: int) -> Steps[None]:
     """Compare ZooKeeper with the journal; ``next_epoch`` is the least controller epoch, or the one it is raised to.
 
     Raises:
-        ZooKeeperOutdatedError: ZooKeeper has lost something that it knew.
+        RollbridgeError: ZooKeeper has lost something that it knew.
         StaleStateError: nodes of a stream had been deleted by others, and were restored.
     """
     faults, gone = yield from _compare(group, next_epoch)
@@ -77,7 +77,7 @@ def check_birth(group: GroupState) -> Steps[None]:
     """Check that a group which is new to ZooKeeper was not led before, and lost when a backup was restored.
 
     Raises:
-        ZooKeeperOutdatedError: the group was led before.
+        RollbridgeError: the group was led before.
     """
     cluster = yield from read_node(paths.CLUSTER)
     if cluster and group.journal.nodes.get(paths.CLUSTER) == cluster:
@@ -146,16 +146,17 @@ def refuse(group: GroupState, faults: list[str]) -> Steps[None]:
     """Mark in ZooKeeper that it was set back, with the evidence.
 
     Raises:
-        ZooKeeperOutdatedError: always.
+        RollbridgeError: always.
     """
     why = "; ".join(faults[:5])
     yield from Write([CreateNode(paths.outdated(group.name), why.encode())])
     raise _outdated(group, why)
 
 
-def _outdated(group: GroupState, why: str) -> ZooKeeperOutdatedError:
-    return ZooKeeperOutdatedError(
+def _outdated(group: GroupState, why: str) -> RollbridgeError:
+    return RollbridgeError(
         f"ZooKeeper holds less of group {group.name} than it did, as after it was restored from a backup: {why}; "
         "nothing is led, and nothing was written to Kafka; run `rollbridge repair` (`rollbridge repair --dry-run` "
-        "shows its plan)"
+        "shows its plan)",
+        code="zookeeper-outdated",
     )

@@ -313,7 +313,7 @@ def take_over(
 
     Raises:
         CorruptDataError: an internal topic was deleted and created again.
-        ZooKeeperOutdatedError: ZooKeeper was set back.
+        RollbridgeError: ZooKeeper was set back.
     """
     yield from TakeIdentity(name)
     yield from EnsureNodes(paths.group_skeleton(name))
@@ -389,7 +389,7 @@ def check_again(group: GroupState) -> Steps[None]:
     A ZooKeeper that was set back meanwhile may still know the session.
 
     Raises:
-        ZooKeeperOutdatedError: ZooKeeper has lost something that it knew.
+        RollbridgeError: ZooKeeper has lost something that it knew.
         StaleStateError: ZooKeeper holds a change that this leader has finished, or lacks one that it has not.
     """
     yield from keep_journal(group)  # so that the journal holds all that this leader has written to ZooKeeper
@@ -466,7 +466,7 @@ def _check_commit_log(group: GroupState, replication_factor: int) -> Steps[None]
 
     Raises:
         CorruptDataError: the commit log was deleted and created again, or ZooKeeper does not know it.
-        ZooKeeperOutdatedError: the group was led before, and ZooKeeper was set back.
+        RollbridgeError: the group was led before, and ZooKeeper was set back.
     """
     name = group.name
     raw = yield from read_node(paths.group(name))

@@ -26,7 +26,6 @@ from rollbridge.config import ClientOptions, ConnectionSettings
 from rollbridge.errors import (
     BackpressureError,
     ConflictError,
-    InvalidRangesError,
     InvalidRequestError,
     NotFoundError,
     OutcomeUnknownError,
@@ -35,7 +34,7 @@ from rollbridge.errors import (
     UnknownWriteError,
 )
 from rollbridge.observe.http_service import BoundedHandler, BoundHttpServer, HttpService, network_of
-from rollbridge.stream.keyspace import cut_evenly
+from rollbridge.stream.keyspace import cut_evenly, wrong_ranges
 from rollbridge_coordinator.page.admission import (
     JSON_TYPE,
     AbortRequest,
@@ -344,7 +343,7 @@ def _carry_out(bridge: Bridge, wish: AbortRequest | ExtendWish | ScaleWish) -> D
             sealed = [item.range for item in active.segments if item.id.number in seal]
             if len(sealed) < len(set(seal)):
                 numbers = ", ".join(str(item.id.number) for item in active.segments)
-                raise InvalidRangesError(
+                raise wrong_ranges(
                     f"not all of {list(seal)} are active segments; active are {numbers}; nothing was written"
                 )
             record = bridge.admin.scale(stream, seal=seal, ranges=cut_evenly(sealed, into))

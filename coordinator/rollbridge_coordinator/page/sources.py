@@ -11,7 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final, Generic, TypeVar
 
 from rollbridge.base.deadlines import Deadline, answers_within, wall_ms
@@ -508,14 +508,7 @@ def _examine(settings: ConnectionSettings) -> Iterable[Finding]:
 
 def connection_of(settings: CoordinatorSettings) -> ConnectionSettings:
     """Return settings by which the coordinator's own credentials connect as a client."""
-    return ConnectionSettings(
-        bootstrap_servers=settings.bootstrap_servers,
-        zookeeper=settings.zookeeper,
-        zookeeper_root=settings.zookeeper_root,
-        client_name=client_name(settings.name),
-        kafka=settings.security,
-        zookeeper_security=settings.zookeeper_security,
-    )
+    return replace(settings.connection, client_name=client_name(settings.name))
 
 
 def client_name(coordinator: str) -> str:

@@ -26,10 +26,10 @@ from typing import Final
 from rollbridge.base.effects import Steps
 from rollbridge.base.ids import SegmentId
 from rollbridge.errors import (
+    ConflictError,
     CorruptDataError,
     InvalidNameError,
     InvalidRequestError,
-    StreamBusyError,
     StreamExistsError,
 )
 from rollbridge.metadata import paths
@@ -274,14 +274,15 @@ def delete_stream(group: GroupState, name: str, stream: LedStream, now_ms: int) 
     A suspended scale of the stream is given up, and so is the stream's part of a suspended rolling commit.
 
     Raises:
-        StreamBusyError: transactions of it are open.
+        ConflictError: transactions of it are open.
     """
     own = str(stream.config.name)
     busy = [item for item in group.fold.open.values() if own in item.all_streams()]
     if busy:
-        raise StreamBusyError(
+        raise ConflictError(
             f"stream {own} has {len(busy)} open transactions, the first is {busy[0].transaction_id}; "
-            "commit or abort them first; nothing was deleted"
+            "commit or abort them first; nothing was deleted",
+            code="stream-busy",
         )
     if (yield from _doom(group, name, stream.config, (), now_ms)):
         for partition in stream.partitions():
@@ -333,12 +334,13 @@ def delete_again(group: GroupState, name: str, doomed: stream_state.Doomed) -> S
     """Accept another request to delete a stream that is being deleted; the next step is tried at once.
 
     Raises:
-        StreamBusyError: too many requests wait for it already.
+        ConflictError: too many requests wait for it already.
     """
     if len(doomed.config.deletion_requests) >= ASKED_MAX:
-        raise StreamBusyError(
+        raise ConflictError(
             f"stream {doomed.config.name} is being deleted, and {ASKED_MAX} requests wait for that already; nothing "
-            "was written"
+            "was written",
+            code="stream-busy",
         )
     marked = yield from _mark(group, name, doomed.config)
     if marked is not None:

@@ -39,7 +39,7 @@ from typing import Final
 from rollbridge.base.effects import Steps
 from rollbridge.buffer.state import BufferedTransaction
 from rollbridge.buffer.table import State
-from rollbridge.errors import CorruptDataError, StreamBusyError
+from rollbridge.errors import ConflictError, CorruptDataError
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import (
     SUSPENDED,
@@ -336,7 +336,7 @@ def hold_request(group: GroupState, stream: str, *, abort_foreign: bool) -> Step
     With ``abort_foreign`` the native transactions that the suspended change waits for are aborted.
 
     Raises:
-        StreamBusyError: not all of them could be aborted.
+        ConflictError: not all of them could be aborted.
     """
     item = group.suspended_on(stream)
     if item is None:
@@ -344,7 +344,10 @@ def hold_request(group: GroupState, stream: str, *, abort_foreign: bool) -> Step
     if abort_foreign:
         failed = yield from abort_lasting(group, item.wait.lasting)
         if failed is not None:
-            raise StreamBusyError(f"{_why(item)}, which could not all be aborted: {failed}; the stream was not changed")
+            raise ConflictError(
+                f"{_why(item)}, which could not all be aborted: {failed}; the stream was not changed",
+                code="stream-busy",
+            )
     return _why(item)
 
 
@@ -477,7 +480,7 @@ def _answer(group: GroupState, node: str, scaling: EpochTransition, now_ms: int)
         "takes no records until then: end them, or request a scale that aborts them (--abort-foreign, "
         "abort_foreign=True)"
     )
-    yield from refuse_request(group, node, scaling, refusing(StreamBusyError.code, why, now_ms))
+    yield from refuse_request(group, node, scaling, refusing("stream-busy", why, now_ms))
 
 
 def _show(group: GroupState, item: PendingChange, now_ms: int) -> Steps[None]:

@@ -20,8 +20,9 @@ from dataclasses import replace
 from typing import Final
 
 from rollbridge.base.effects import Steps
+from rollbridge.base.errors import INVALID_RANGES
 from rollbridge.base.ids import SegmentId
-from rollbridge.errors import ConflictError, CorruptDataError, InvalidRangesError, InvalidRequestError, StreamBusyError
+from rollbridge.errors import ConflictError, CorruptDataError, InvalidRequestError
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import EpochTransition
 from rollbridge.metadata.records import CreateNode, DeleteNode, NodeOperation, SetNode, check_segments
@@ -29,7 +30,7 @@ from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind,
 from rollbridge.stream.conditions import name_some
 from rollbridge.stream.config import StreamState as Lifecycle
 from rollbridge.stream.epochs import EpochCause, EpochHistory, EpochRecord
-from rollbridge.stream.keyspace import KeyRange, ranges_of
+from rollbridge.stream.keyspace import KeyRange, ranges_of, wrong_ranges
 from rollbridge.stream.names import Partition, StreamName
 from rollbridge.stream.scaling import ScalingPolicy, ScalingWait, ScalingWaits
 from rollbridge_coordinator.core.effects import (
@@ -93,9 +94,9 @@ def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest
     """Carry out a request to scale. An invalid one is refused before anything is written.
 
     Raises:
-        InvalidRangesError: see :meth:`EpochHistory.plan_scale`.
+        InvalidRequestError: see :meth:`EpochHistory.plan_scale`.
         InvalidRequestError: the stream would have too many segments.
-        StreamBusyError: native transactions of others have been open for too long on segments to be sealed.
+        ConflictError: native transactions of others have been open for too long on segments to be sealed.
     """
     config = stream.config
     if stream.is_on_topic:
@@ -107,10 +108,10 @@ def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest
     ranges = ranges_of(request.ranges)
     try:
         record, _, closed = _plan(stream, request.seal, ranges, now_ms)
-    except InvalidRangesError as fault:
-        if stream.history.active.cause is not EpochCause.GROWN:
+    except InvalidRequestError as fault:
+        if fault.code != INVALID_RANGES or stream.history.active.cause is not EpochCause.GROWN:
             raise
-        raise InvalidRangesError(
+        raise wrong_ranges(
             f"{fault}; partitions were added to topic {config.topic}, and were included: there are "
             f"{len(stream.history.active.segments)} segments now, with other ranges than before; repeat the request "
             "with those that `stream describe` shows; nothing was sealed"
@@ -149,7 +150,7 @@ def _is_held(group: GroupState, places: list[Partition], name: str, request: Adm
     Nothing is closed yet, so no other work waits. With ``abort_foreign`` the native transactions are aborted.
 
     Raises:
-        StreamBusyError: the scale has waited too long, or not all of them could be aborted.
+        ConflictError: the scale has waited too long, or not all of them could be aborted.
     """
     before = group.waits.held.pop(name, None)
     why = yield from hold_request(group, request.stream, abort_foreign=request.abort_foreign)
@@ -163,12 +164,13 @@ def _is_held(group: GroupState, places: list[Partition], name: str, request: Adm
     if request.abort_foreign:
         failed = yield from abort_lasting(group, wait.lasting)
         if failed is not None:
-            raise StreamBusyError(
+            raise ConflictError(
                 "native transactions of others are open on what is to be sealed, and could not all be aborted: "
-                f"{failed}; the stream was not changed"
+                f"{failed}; the stream was not changed",
+                code="stream-busy",
             )
     if now_ms - wait.since_ms >= group.settings.scale_wait_ms:
-        raise StreamBusyError(
+        raise ConflictError(
             f"stream {request.stream} cannot be scaled: {why}; nothing was changed"
             if why
             else f"stream {request.stream} cannot be scaled: what is to be sealed has waited for "
@@ -177,7 +179,8 @@ def _is_held(group: GroupState, places: list[Partition], name: str, request: Adm
                 "Native transactions were aborted meanwhile, and others were begun; the stream was not changed"
                 if request.abort_foreign
                 else "Native transactions can be aborted (--abort-foreign, abort_foreign=True); nothing was changed"
-            )
+            ),
+            code="stream-busy",
         )
     group.waits.held[name] = tell(group, f"the scale of {request.stream}", wait, now_ms)
     return True

@@ -30,7 +30,7 @@ from typing import Any, Final, NamedTuple
 from rollbridge.base.deadlines import wall_ms
 from rollbridge.base.effects import AnyEffect, Effect, Steps, run
 from rollbridge.metadata import paths
-from rollbridge.metadata.errors import NodeMissingError, NodeVersionMismatchError
+from rollbridge.metadata.errors import NODE_NOT_EMPTY, NodeConflictError, NodeMissingError
 from rollbridge.metadata.gateway_store import held_among, remembered_among
 from rollbridge.metadata.paths import GATEWAY_BUCKETS
 from rollbridge.metadata.records import DeleteNode, SetNode
@@ -231,7 +231,9 @@ class _Bucket:
                 doomed = [DeleteNode(f"{self._entries}/{name}", of) for name, of in versions.items()]
                 try:
                     self._session.multi([mark, *doomed])
-                except (NodeMissingError, NodeVersionMismatchError) as fault:
+                except (NodeMissingError, NodeConflictError) as fault:
+                    if fault.code == NODE_NOT_EMPTY:
+                        raise
                     logger.debug("expiration.overtaken bucket=%s: %s", self._entries, fault)
                     return None
                 return version + 1

@@ -38,7 +38,7 @@ from typing import Final
 
 from rollbridge.errors import RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
 from rollbridge.metadata import paths
-from rollbridge.metadata.errors import NodeExistsError, NodeMissingError, NodeNotEmptyError, NodeVersionMismatchError
+from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
 from rollbridge.metadata.gateway_store import registered
 from rollbridge.metadata.gateways import GatewayRecord, Holder
 from rollbridge.metadata.records import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
@@ -130,9 +130,8 @@ _LOOK_S: Final = 0.2
 class NotHeldError(ZooKeeperUnavailableError):
     """Another gateway serves the id, or may: nothing was written; ask again."""
 
-
-class ElsewhereError(NotHeldError):
-    """Another gateway serves the id, and the client belongs to another one: it is to look again where that is."""
+    is_elsewhere = False
+    """True if the client belongs to another gateway: it is to look again where that is."""
 
 
 class Register:
@@ -286,14 +285,14 @@ class Register:
         try:
             if not self._lease.delete(f"{LEASES}/{life}", node.version):
                 return
-        except (NodeVersionMismatchError, NodeNotEmptyError):
+        except NodeConflictError:
             return
         gateway = node.value.decode(errors="replace")
         logger.warning("lease.expired gateway=%s: it has stalled or died; its ids are free", gateway)
         # The contents of a lease are for people: any client may have written it.
         for found, said in registered(self._lease, self._lease.children(LIVE)):
             if said.life == life:
-                with suppress(NodeVersionMismatchError):  # it has begun another life
+                with suppress(NodeConflictError):  # it has begun another life
                     self._lease.delete(paths.gateway(said.name), found.version)
 
     def _state_changed(self, state: SessionState) -> None:
@@ -343,7 +342,7 @@ class Register:
             self._lease.multi([*before, CreateNode(path, mine, ephemeral=True), *entry])
         except NodeMissingError:
             self._lease.ensure(path.rpartition("/")[0])
-        except (NodeExistsError, NodeVersionMismatchError):
+        except NodeConflictError:
             pass
         else:
             return True
@@ -369,14 +368,14 @@ class Register:
         """
         try:
             self._session.multi([self.guard(name)])
-        except (NodeMissingError, NodeVersionMismatchError) as fault:
+        except (NodeMissingError, NodeConflictError) as fault:
             raise NotHeldError(f"another gateway holds {name} by now; ask again") from fault
 
     def _make_room(self, name: str, found: Znode, *, asks: bool) -> None:
         """Delete the node of a holder whose life is over; ask one that lives to let go, and wait for that a little.
 
         Raises:
-            ElsewhereError: it lives, and is not to be asked.
+            NotHeldError: it lives, and is not to be asked.
         """
         path, holder = paths.gateway_holder(name), Holder.decode(found.value)
         try:
@@ -384,10 +383,12 @@ class Register:
                 self._lease.delete(path, found.version)
                 return
             if not asks:
-                raise ElsewhereError(f"another gateway serves {name}, and this client is not one of ours; look again")
+                raise NotHeldError(
+                    f"another gateway serves {name}, and this client is not one of ours; look again", is_elsewhere=True
+                )
             if not holder.wanted_by:
                 self._lease.set(path, holder._replace(wanted_by=self._name).encode(), found.version)
-        except (NodeMissingError, NodeVersionMismatchError):
+        except (NodeMissingError, NodeConflictError):
             return
         gone = threading.Event()
         if self._lease.exists(path, gone.set) is not None:
@@ -409,7 +410,7 @@ class Register:
                 self._versions[name] = 0
             else:
                 self._versions[name] = self._session.set(path, entry.encode(self._name), version)
-        except (NodeExistsError, NodeMissingError, NodeVersionMismatchError) as fault:
+        except (NodeConflictError, NodeMissingError) as fault:
             raise NotHeldError(f"another gateway has written the entry of {name}; nothing was written") from fault
 
     def release(self, name: str) -> None:

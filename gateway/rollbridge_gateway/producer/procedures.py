@@ -32,14 +32,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple, TypeVar
 
 from rollbridge.base.effects import Effect, Steps
-from rollbridge.base.errors import PortableError
-from rollbridge.errors import GroupMismatchError, InvalidRequestError, NotFoundError
+from rollbridge.base.errors import GROUP_MISMATCH, PortableError
+from rollbridge.errors import InvalidRequestError, NotFoundError
 from rollbridge_gateway.producer.table import (
     ABORTED_BY_PRODUCER,
     EPOCH_MAX,
     NOBODY,
+    OF_STEP,
     UNACKNOWLEDGED,
     Entry,
+    KafkaFault,
     KnownEnd,
     Pair,
     PairEnd,
@@ -66,7 +68,15 @@ JAVA_MAX: Final = (1 << 31) - 1
 
 
 class NotDoneError(PortableError):
-    """A request gets an answer and nothing else: nothing was changed by it, and its id is served on."""
+    """A request gets an answer and nothing else: nothing was changed by it, and its id is served on.
+
+    Attributes:
+        fault: What the client is told.
+    """
+
+    def __init__(self, fault: KafkaFault, why: str = "") -> None:
+        super().__init__(why)
+        self.fault = fault
 
 
 class RefusedError(NotDoneError):
@@ -77,29 +87,16 @@ class RefusedError(NotDoneError):
     """
 
     def __init__(self, step: Step, why: str) -> None:
-        super().__init__(why)
+        super().__init__(OF_STEP.get(step, KafkaFault.UNFORESEEN), why)
         self.step = step
 
 
-class UnknownProducerError(NotDoneError):
-    """No producer of this transactional id has this pair: INVALID_PRODUCER_ID_MAPPING; nothing was changed."""
+class LostTransactionError(PortableError):
+    """An effect found that the outcome of the transaction will never be known, or that it was aborted by others."""
 
-
-class UnknownGroupError(NotDoneError):
-    """Offsets alone, of a producer that has never written: which group of streams commits them cannot be told yet."""
-
-
-class LostByOthersError(Exception):
-    """An effect found that the transaction was aborted by another client."""
-
-
-class OutcomeLostError(Exception):
-    """An effect found that the outcome of the transaction will never be known."""
-
-
-class ClientGoneError(NotDoneError):
-    """The client is gone, so nothing is begun any more: it may have asked for the same elsewhere, and for something
-    else after it."""
+    def __init__(self, why: str, *, by_others: bool = False) -> None:
+        super().__init__(why)
+        self.by_others = by_others
 
 
 # Effects
@@ -381,7 +378,7 @@ def write(held: IdState, pair: Pair, batches: Sequence[Incoming], now_ms: int, *
             yield from _take(held, item, v2=v2)
         except NothingWrittenError as refused:
             fault = refused
-            if isinstance(refused.__cause__, GroupMismatchError) and not held.has_records:
+            if getattr(refused.__cause__, "code", "") == GROUP_MISMATCH and not held.has_records:
                 home = item.stream
         faults.append(fault)
     ticket = yield from _save(held)
@@ -391,31 +388,34 @@ def write(held: IdState, pair: Pair, batches: Sequence[Incoming], now_ms: int, *
     return Written(faults, ticket)
 
 
-class NothingWrittenError(Exception):
-    """A batch was refused; nothing of it was written, and the others are none the worse. Its cause says why."""
+class NothingWrittenError(PortableError):
+    """A batch was refused; nothing of it was written, and the others are none the worse. Its cause says why.
 
+    Attributes:
+        fault: What the client is told, unless the cause says it.
+    """
 
-class SequenceGapError(NothingWrittenError):
-    """Sequence numbers are missing before it: OUT_OF_ORDER_SEQUENCE_NUMBER."""
-
-
-class WrongProducerError(NothingWrittenError):
-    """The pair in its header is not that of the request's first one: INVALID_PRODUCER_EPOCH."""
+    def __init__(self, why: str, fault: KafkaFault = KafkaFault.INVALID_RECORD) -> None:
+        super().__init__(why)
+        self.fault = fault
 
 
 def _take(held: IdState, item: Incoming, *, v2: bool) -> Steps[None]:
     producer = held.producer
     assert producer is not None
     if item.pair != producer.pair:
-        raise WrongProducerError(f"the batch is of {item.pair}, and the producer is {producer.pair}")
+        raise NothingWrittenError(
+            f"the batch is of {item.pair}, and the producer is {producer.pair}", KafkaFault.STALE_EPOCH
+        )
     match held.sequences.judge(item.where, item.pair.epoch, item.first, item.records, v2=v2):
         case SequenceVerdict.DUPLICATE:
             return
         case SequenceVerdict.GAP:
             seen = held.sequences.seen.get(item.where)
             last = seen.batches[-1].last if seen is not None and seen.batches else None
-            raise SequenceGapError(
-                f"{item.where[0]}, partition {item.where[1]}: {item.first} does not follow {last}, the last taken"
+            raise NothingWrittenError(
+                f"{item.where[0]}, partition {item.where[1]}: {item.first} does not follow {last}, the last taken",
+                KafkaFault.GAP,
             )
         case SequenceVerdict.NEW:
             yield from Carry(item.batch)
@@ -489,15 +489,12 @@ def _finish(held: IdState, *, commit: bool, is_recovery: bool = False) -> Steps[
     held.producer = producer.asked(commit=commit)
     try:
         yield from Finish(commit)
-    except LostByOthersError as fault:
-        held.producer = producer.lost()
-        _forget_transaction(held)
-        raise RefusedError(lost, f"transaction {producer.label} was aborted by others: {fault}") from None
-    except OutcomeLostError as fault:
+    except LostTransactionError as fault:
         # Its label would be answered by the transaction before it, as with v1 all of a pair have one.
         held.producer = producer.lost()
         _forget_transaction(held)
-        raise RefusedError(lost, str(fault)) from None
+        why = f"transaction {producer.label} was aborted by others: {fault}" if fault.by_others else str(fault)
+        raise RefusedError(lost, why) from None
     except (InvalidRequestError, NotFoundError):
         held.producer = producer  # nothing was asked for
         raise
@@ -540,7 +537,7 @@ def _decide(held: IdState, request: Request, pair: Pair) -> Steps[tuple[Producer
 
 def _check_handed_out(entry: Entry, pair: Pair) -> None:
     if not is_of(pair.producer_id, entry.transactional_id):
-        raise UnknownProducerError(f"{pair} was never handed out for this transactional id")
+        raise NotDoneError(KafkaFault.UNKNOWN_PRODUCER, f"{pair} was never handed out for this transactional id")
 
 
 def _may_be_later(producer: ProducerState, pair: Pair) -> bool:
@@ -551,9 +548,10 @@ def _may_be_later(producer: ProducerState, pair: Pair) -> bool:
 def _look_up(held: IdState, pair: Pair) -> Steps[ProducerState]:
     entry = held.entry
     if entry is None:
-        raise UnknownProducerError(
+        raise NotDoneError(
+            KafkaFault.UNKNOWN_PRODUCER,
             f"no producer was started for this transactional id, or it was not used for so long that it is forgotten, "
-            f"so {pair} is none"
+            f"so {pair} is none",
         )
     newest = entry.pair
     if entry.previous is not None and pair == entry.previous.pair:
@@ -572,7 +570,9 @@ def _look_up(held: IdState, pair: Pair) -> Steps[ProducerState]:
             if held.producer is not None and held.producer.pair.producer_id == pair.producer_id:
                 yield from _record(held, entry)  # fails if another gateway has held the id since it was known here
                 raise RefusedError(Step.STALE, f"{pair} was not handed out yet: {held.producer.pair} is the newest")
-            raise UnknownProducerError(f"{pair} was handed out by no gateway, as far as is remembered")
+            raise NotDoneError(
+                KafkaFault.UNKNOWN_PRODUCER, f"{pair} was handed out by no gateway, as far as is remembered"
+            )
     producer, _ = yield from _find(held, pair, previous)
     has_ended = producer.state in (ProducerPhase.COMMITTED, ProducerPhase.ABORTED, ProducerPhase.LOST)
     if has_ended and producer.kept is None and pair.epoch < EPOCH_MAX:
@@ -614,7 +614,7 @@ def _find(held: IdState, pair: Pair, previous: Previous | None) -> Steps[tuple[P
         if notes is None:
             # Its gateway has died before anything was acknowledged: the producer sends all of it again. Or it has
             # ended since, with what was acknowledged. One whose outcome is lost has not begun for the producer, either.
-            with suppress(RefusedError, OutcomeLostError):
+            with suppress(RefusedError, LostTransactionError):
                 yield from Finish(commit=False, reason=UNACKNOWLEDGED)
             known, reason, _ = yield from FindLabel((kept or pair).label)
         else:
@@ -639,9 +639,10 @@ def _open(
         assert entry is not None
         if not stream or is_home:
             if not entry.home and not (stream and is_sure):
-                raise UnknownGroupError(
+                raise NotDoneError(
+                    KafkaFault.NOWHERE,
                     "offsets alone, and nothing was ever written with this transactional id: of which group of streams "
-                    "the transaction is cannot be told; write first"
+                    "the transaction is cannot be told; write first",
                 )
             stream = entry.home or stream
         if stream != entry.home or _is_old(held, now_ms):

@@ -206,6 +206,38 @@ class Request(Enum):
     """InitProducerId with a pair (KIP-360)."""
 
 
+class KafkaFault(Enum):
+    """Fault, before it becomes the code of a version."""
+
+    NONE = "none"
+    UNFORESEEN = "unforeseen"
+    AWAY = "away"
+    """A server does not answer, or another gateway holds the id: look for it, and ask again."""
+    BUSY = "busy"
+    """It is being carried out: ask again."""
+    SLOW = "slow"
+    """Not known to be written in time: send the same again."""
+    FENCED = "fenced"
+    STALE_EPOCH = "stale epoch"
+    UNKNOWN_PRODUCER = "unknown producer"
+    INVALID_STATE = "invalid state"
+    ABORTABLE = "abortable"
+    NO_TOPIC = "no topic"
+    NOT_ADOPTED = "not adopted"
+    """The topic is there, but takes no rolling transactions."""
+    TOO_LARGE = "too large"
+    METADATA_TOO_LARGE = "metadata too large"
+    TIMEOUT = "timeout"
+    TIMESTAMP = "timestamp"
+    CORRUPT = "corrupt"
+    INVALID_RECORD = "invalid record"
+    GAP = "gap"
+    INVALID_REQUEST = "invalid request"
+    DENIED = "denied"
+    NOWHERE = "nowhere"
+    """Which group's transaction it is will be known once the producer writes: ask again."""
+
+
 class Step(Enum):
     """Answer to a request: what to do about it."""
 
@@ -230,6 +262,14 @@ class Step(Enum):
     """The producer can only abort: TRANSACTION_ABORTABLE, where the version knows it."""
     STALE = "stale"
     """The pair is over: PRODUCER_FENCED or INVALID_PRODUCER_EPOCH."""
+
+
+OF_STEP: Final[Mapping[Step, KafkaFault]] = {
+    Step.WAIT: KafkaFault.BUSY,
+    Step.INVALID: KafkaFault.INVALID_STATE,
+    Step.ABORTABLE: KafkaFault.ABORTABLE,
+    Step.STALE: KafkaFault.FENCED,
+}
 
 
 _S, _R = ProducerPhase, Request

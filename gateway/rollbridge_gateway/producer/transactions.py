@@ -16,14 +16,13 @@ from rollbridge.client.futures import Completion, PartStream
 from rollbridge.client.savepoints import SavepointFuture
 from rollbridge.client.transaction import Transaction
 from rollbridge.errors import (
-    AlreadyAbortedError,
-    AlreadyCommittedError,
     BackpressureError,
     CorruptDataError,
     InvalidRequestError,
     OutcomeExpiredError,
     OutcomeUnknownError,
     TransactionAbortedError,
+    TransactionCommittedError,
     TransactionNotFoundError,
     TransactionTooLargeError,
     UnavailableError,
@@ -32,9 +31,8 @@ from rollbridge.stream.group_offsets import GroupOffsets, OffsetDetails
 from rollbridge.stream.routing import Route
 from rollbridge_gateway.producer.procedures import (
     GroupCommit,
-    LostByOthersError,
+    LostTransactionError,
     NothingWrittenError,
-    OutcomeLostError,
     RefusedError,
 )
 from rollbridge_gateway.producer.table import KnownEnd, Step
@@ -198,10 +196,9 @@ class TransactionClient:
         """Commit or abort, and wait until that is decided.
 
         Raises:
-            LostByOthers: it is aborted, and a commit was asked for.
+            LostTransactionError: it is aborted, and a commit was asked for; or its outcome will never be known.
             ClientFencedError: another gateway has it by now.
             Refused: it is committed, and an abort was asked for.
-            OutcomeLost: the outcome will never be known.
             OutcomeUnknownError: not decided in time; to be asked for again, of this very transaction.
         """
         txn, deadline = self._open(), Deadline(timeout_s)
@@ -210,20 +207,17 @@ class TransactionClient:
                 txn.commit(timeout=deadline.left())
             else:
                 txn.abort(reason, timeout=deadline.left())
-        except AlreadyAbortedError as fault:
-            if commit:
-                raise LostByOthersError(str(fault)) from fault
         except TransactionAbortedError as fault:
             if commit:
-                raise LostByOthersError(str(fault)) from fault
-        except AlreadyCommittedError as fault:
+                raise LostTransactionError(str(fault), by_others=True) from fault
+        except TransactionCommittedError as fault:
             raise RefusedError(Step.INVALID, str(fault)) from fault
         except OutcomeUnknownError as fault:
             # One that was decided right after its time was over is asked for again.
             if not _is_lost(txn.completion):
                 raise
             self.drop()
-            raise OutcomeLostError(str(fault)) from fault
+            raise LostTransactionError(str(fault)) from fault
         self.drop()
 
     def _open(self) -> Transaction:

@@ -57,6 +57,7 @@ from rollbridge.kafka.records import (
     uncompressed,
 )
 from rollbridge.stream.keyspace import HASH_SEED
+from rollbridge_gateway.producer.table import KafkaFault
 
 _NAME: Final = RECORD_HEADER.encode()
 _GROWTH_BYTES: Final = 64
@@ -106,7 +107,6 @@ def check_batch(batch: RawBatch) -> BatchHeader:
 
     Raises:
         CorruptDataError: its checksum is wrong.
-        TimestampError: it has the time of an append.
         InvalidRequestError: it is not one complete batch, or not what a transactional producer sends.
     """
     try:
@@ -114,7 +114,9 @@ def check_batch(batch: RawBatch) -> BatchHeader:
     except CorruptDataError as fault:
         raise InvalidRequestError(f"{fault}; nothing was written") from fault
     if header.is_append_time:
-        raise TimestampError("a producer sets no time of an append; nothing was written")
+        raise InvalidRequestError(
+            "a producer sets no time of an append; nothing was written", fault=KafkaFault.TIMESTAMP
+        )
     if header.is_control or not header.is_transactional:
         raise InvalidRequestError("the batch is not one of a transactional producer's data; nothing was written")
     if header.compression > Compression.ZSTD:
@@ -132,28 +134,20 @@ def check_batch(batch: RawBatch) -> BatchHeader:
     return header
 
 
-class TimestampError(InvalidRequestError):
-    """A time that the topic does not take: INVALID_TIMESTAMP; nothing was written."""
-
-
-class MissingPartitionError(InvalidRequestError):
-    """A partition that the topic has not got: UNKNOWN_TOPIC_OR_PARTITION; nothing was written."""
-
-
 def carry(batch: RawBatch, partition: int, target: Target, author: BatchAuthor) -> list[CarriedFrame]:
     """Return the frames of a batch that :func:`check_batch` has taken; ``partition`` is the producer's.
 
     Raises:
         CorruptDataError: it does not decompress, or its records do not parse, or are others than its header says.
         RecordTooLargeError: one of its records is.
-        MissingPartitionError: the topic has no such partition, or it has not been taken in yet.
-        TimestampError: the topic does not take the time of one of its records.
-        InvalidRequestError: the stream does not take one of its records.
+        InvalidRequestError: the topic has no such partition, or it has not been taken in yet; or the stream does not
+            take one of its records, or its time. ``fault`` is what the client is told then.
     """
     header = parse_header(batch)
     if target.is_partitioned and not 0 <= partition < target.segments:
-        raise MissingPartitionError(
-            f"there is no partition {partition} among {target.segments} so far; nothing was written"
+        raise InvalidRequestError(
+            f"there is no partition {partition} among {target.segments} so far; nothing was written",
+            fault=KafkaFault.NO_TOPIC,
         )
     plain = uncompressed(header, batch, limit_bytes=DECOMPRESSED_BYTES_MAX)
     limits = target.limits
@@ -182,7 +176,7 @@ def _check_time(limits: RecordLimits, timestamp: int) -> None:
     try:
         limits.check_time(timestamp)
     except InvalidRequestError as fault:
-        raise TimestampError(str(fault)) from fault
+        raise InvalidRequestError(str(fault), fault=KafkaFault.TIMESTAMP) from fault
 
 
 # Passed

@@ -4,8 +4,8 @@ The code decides what the client does: it asks again, aborts and continues, or g
 codes: one for Produce, whose clients know no coordinator, and one below the version from which TRANSACTION_ABORTABLE is
 understood.
 
-Each class of :mod:`rollbridge.errors` has a row, its own or that of a class above it; the root's row is for unforeseen
-errors.
+Each class of :mod:`rollbridge.errors` has a row, its own or that of a class above it, and each code that says something
+else; the root's row is for unforeseen errors. An error may name its ``fault`` itself.
 
 Source: Kafka's ``Errors`` and the clients' treatment of them (``Sender``, ``TransactionManager``, librdkafka's
 ``rdkafka_txnmgr.c``).
@@ -14,68 +14,21 @@ Source: Kafka's ``Errors`` and the clients' treatment of them (``Sender``, ``Tra
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import Enum
 from typing import Final
 
 from kio.schema.errors import ErrorCode
 
 from rollbridge import errors as ours
-from rollbridge.metadata.errors import NodeExistsError, NodeMissingError, NodeNotEmptyError, NodeVersionMismatchError
-from rollbridge_gateway.producer.procedures import (
-    ClientGoneError,
-    LostByOthersError,
-    NothingWrittenError,
-    RefusedError,
-    SequenceGapError,
-    UnknownGroupError,
-    UnknownProducerError,
-    WrongProducerError,
-)
-from rollbridge_gateway.producer.table import Step
-from rollbridge_gateway.protocol.batch_rewrite import MissingPartitionError, TimestampError
+from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
+from rollbridge_gateway.producer.procedures import NotDoneError, NothingWrittenError
+from rollbridge_gateway.producer.table import KafkaFault
 from rollbridge_gateway.protocol.versions import Api
-
-
-class KafkaFault(Enum):
-    """Fault, before it becomes the code of a version."""
-
-    NONE = "none"
-    UNFORESEEN = "unforeseen"
-    AWAY = "away"
-    """A server does not answer, or another gateway holds the id: look for it, and ask again."""
-    BUSY = "busy"
-    """It is being carried out: ask again."""
-    SLOW = "slow"
-    """Not known to be written in time: send the same again."""
-    FENCED = "fenced"
-    STALE_EPOCH = "stale epoch"
-    UNKNOWN_PRODUCER = "unknown producer"
-    INVALID_STATE = "invalid state"
-    ABORTABLE = "abortable"
-    NO_TOPIC = "no topic"
-    NOT_ADOPTED = "not adopted"
-    """The topic is there, but takes no rolling transactions."""
-    TOO_LARGE = "too large"
-    METADATA_TOO_LARGE = "metadata too large"
-    TIMEOUT = "timeout"
-    TIMESTAMP = "timestamp"
-    CORRUPT = "corrupt"
-    INVALID_RECORD = "invalid record"
-    GAP = "gap"
-    INVALID_REQUEST = "invalid request"
-    DENIED = "denied"
-    NOWHERE = "nowhere"
-    """Which group's transaction it is will be known once the producer writes: ask again."""
-
 
 OF_ERROR: Final[Mapping[type[BaseException], KafkaFault]] = {
     ours.RollbridgeError: KafkaFault.UNFORESEEN,
     ours.InvalidRequestError: KafkaFault.INVALID_REQUEST,
-    ours.InvalidTimeoutError: KafkaFault.TIMEOUT,
     ours.RecordTooLargeError: KafkaFault.TOO_LARGE,
-    ours.OffsetMetadataTooLargeError: KafkaFault.METADATA_TOO_LARGE,
     ours.TransactionTooLargeError: KafkaFault.ABORTABLE,
-    ours.GroupMismatchError: KafkaFault.ABORTABLE,
     ours.NotAuthorizedError: KafkaFault.DENIED,
     ours.AuthenticationError: KafkaFault.DENIED,
     ours.NotFoundError: KafkaFault.NO_TOPIC,
@@ -93,31 +46,19 @@ OF_ERROR: Final[Mapping[type[BaseException], KafkaFault]] = {
     ours.FencedError: KafkaFault.FENCED,
     # Another gateway has taken the id over. Whether the producer's pair is over as well, the entry on record tells.
     ours.ClientFencedError: KafkaFault.AWAY,
-    ours.ZooKeeperOutdatedError: KafkaFault.AWAY,
     # Of the gateway's own nodes: another thread, session or gateway was faster. It says nothing of a producer's state.
-    NodeExistsError: KafkaFault.AWAY,
+    NodeConflictError: KafkaFault.AWAY,
     NodeMissingError: KafkaFault.AWAY,
-    NodeNotEmptyError: KafkaFault.AWAY,
-    NodeVersionMismatchError: KafkaFault.AWAY,
     ours.CorruptDataError: KafkaFault.CORRUPT,
-    TimestampError: KafkaFault.TIMESTAMP,
-    MissingPartitionError: KafkaFault.NO_TOPIC,
-    UnknownProducerError: KafkaFault.UNKNOWN_PRODUCER,
-    UnknownGroupError: KafkaFault.NOWHERE,
-    NothingWrittenError: KafkaFault.INVALID_RECORD,
-    SequenceGapError: KafkaFault.GAP,
-    WrongProducerError: KafkaFault.STALE_EPOCH,
-    LostByOthersError: KafkaFault.INVALID_STATE,
-    ClientGoneError: KafkaFault.AWAY,
     TimeoutError: KafkaFault.BUSY,
 }
-
-OF_STEP: Final[Mapping[Step, KafkaFault]] = {
-    Step.WAIT: KafkaFault.BUSY,
-    Step.INVALID: KafkaFault.INVALID_STATE,
-    Step.ABORTABLE: KafkaFault.ABORTABLE,
-    Step.STALE: KafkaFault.FENCED,
+OF_CODE: Final[Mapping[str, KafkaFault]] = {
+    "group-mismatch": KafkaFault.ABORTABLE,
+    "invalid-timeout": KafkaFault.TIMEOUT,
+    "offset-metadata-too-large": KafkaFault.METADATA_TOO_LARGE,
+    "zookeeper-outdated": KafkaFault.AWAY,
 }
+"""Those of codes that say another thing than their class."""
 
 _OF_BATCH: Final[Mapping[KafkaFault, KafkaFault]] = {
     # Brokers say that a batch is corrupt where its checksum is wrong alone; then clients send it again.
@@ -203,10 +144,14 @@ _CONCURRENT_IN_PRODUCE_SINCE: Final = 12
 
 def fault_of(error: BaseException) -> KafkaFault:
     """Return the fault of an error, by its class or the nearest one above it."""
-    if isinstance(error, RefusedError):
-        return OF_STEP.get(error.step, KafkaFault.UNFORESEEN)
-    if isinstance(error, NothingWrittenError) and type(error) is NothingWrittenError and error.__cause__ is not None:
+    if isinstance(error, NothingWrittenError) and error.__cause__ is not None:
         return _OF_BATCH.get(fault := fault_of(error.__cause__), fault)
+    if isinstance(error, NotDoneError | NothingWrittenError):
+        return error.fault
+    if isinstance(error, ours.RollbridgeError):
+        said = vars(error).get("fault", OF_CODE.get(error.code))
+        if isinstance(said, KafkaFault):
+            return said
     for kind in type(error).__mro__:
         found = OF_ERROR.get(kind)
         if found is not None:

@@ -60,10 +60,6 @@ class MalformedError(Exception):
     """Bytes that are no request, or none that is served here; the connection is closed."""
 
 
-class OutOfBoundsError(MalformedError):
-    """A length is beyond the bytes that are there."""
-
-
 class _Field(NamedTuple):
     """Field of an entity: several of them or one, of a fixed size, of text or bytes, or entities."""
 
@@ -99,7 +95,7 @@ def check_bounds(data: RawMessage, place: int, kind: Any) -> int:
     """Walk through an entity of a class at a place of a request, and return the place behind it.
 
     Raises:
-        OutOfBoundsError: a length is negative where there is no null, or beyond the bytes that are there; or there are
+        IndexError: a length is negative where there is no null, or beyond the bytes that are there; or there are
             more items than :data:`ITEMS_MAX`, or more tagged fields than :data:`TAGS_MAX`.
         IndexError, struct.error: the bytes end too early.
     """
@@ -114,10 +110,10 @@ def _walk(data: RawMessage, place: int, kind: Any, left: list[int]) -> int:
             continue
         count, place = _length(data, place, _INT, flexible=flexible)
         if count > len(data) - place or (count < 0 and not item.nullable):
-            raise OutOfBoundsError(f"an array of {count} items, and {len(data) - place} bytes are left")
+            raise IndexError(f"an array of {count} items, and {len(data) - place} bytes are left")
         left[0] -= max(count, 0)
         if left[0] < 0:
-            raise OutOfBoundsError(f"more than {ITEMS_MAX} items in one request")
+            raise IndexError(f"more than {ITEMS_MAX} items in one request")
         for _ in range(count):
             place = _one(data, place, item, left, flexible=flexible)
     return skip_tags(data, place) if flexible else place
@@ -130,7 +126,7 @@ def skip_tags(data: RawMessage, place: int) -> int:
     """
     count, place = read_unsigned(data, place)
     if count > TAGS_MAX:
-        raise OutOfBoundsError(f"{count} tagged fields")
+        raise IndexError(f"{count} tagged fields")
     for _ in range(count):
         _, place = read_unsigned(data, place)
         size, place = read_unsigned(data, place)
@@ -154,7 +150,7 @@ def _one(data: RawMessage, place: int, item: _Field, left: list[int], *, flexibl
 def _past(data: RawMessage, place: int, size: int) -> int:
     place += size
     if place > len(data):
-        raise OutOfBoundsError(f"{size} bytes are claimed, and the request ends {place - len(data)} before")
+        raise IndexError(f"{size} bytes are claimed, and the request ends {place - len(data)} before")
     return place
 
 
@@ -165,7 +161,7 @@ def _length(data: RawMessage, place: int, form: struct.Struct, *, flexible: bool
         return found - 1, place
     (found,) = form.unpack_from(data, place)
     if found < -1:
-        raise OutOfBoundsError(f"a length of {found}")
+        raise IndexError(f"a length of {found}")
     return found, place + form.size
 
 
@@ -174,7 +170,7 @@ def read_unsigned(data: RawMessage, place: int) -> tuple[int, int]:
 
     Raises:
         IndexError: the data ends within it.
-        OutOfBoundsError: it has more than 35 bits.
+        IndexError: it has more than 35 bits.
     """
     found = 0
     for shift in range(0, 35, 7):
@@ -183,7 +179,7 @@ def read_unsigned(data: RawMessage, place: int) -> tuple[int, int]:
         found |= (byte & 0x7F) << shift
         if byte < 0x80:
             return found, place
-    raise OutOfBoundsError("a number of more than five bytes")
+    raise IndexError("a number of more than five bytes")
 
 
 _HEAD: Final = struct.Struct(">hhih")
@@ -330,7 +326,7 @@ def read_body(data: RawMessage, head: Head) -> Any:
     kind = schema(head.key, head.version, EntityType.request)
     try:
         check_bounds(data, head.body, kind)
-    except (OutOfBoundsError, IndexError, struct.error) as fault:
+    except (IndexError, struct.error) as fault:
         raise MalformedError(f"not a {kind.__name__}: {fault}") from fault
     return _read(data, head.body, kind)
 

@@ -28,10 +28,6 @@ LISTINGS_MAX: Final = 4
 """Listings under way."""
 
 
-class ClientLeftError(ConnectionError):
-    """The client has left, so what it has asked for is not done."""
-
-
 class Listers:
     """Belongs to the event loop that made it."""
 
@@ -46,12 +42,12 @@ class Listers:
         A client that has closed its side of the connection may still read: it is answered if it need not wait.
 
         Raises:
-            ClientLeftError: it has left; nothing was done.
+            ConnectionAbortedError: it has left; nothing was done.
         """
         waits = self._places.locked()
         async with self._places:
             if waits and has_left():
-                raise ClientLeftError("the client has left before its listing was begun")
+                raise ConnectionAbortedError("the client has left before its listing was begun")
             return await asyncio.get_running_loop().run_in_executor(self._threads, partial(work, *args, **kwargs))
 
     def close(self) -> None:

@@ -10,7 +10,6 @@ Source: KIP-664; ``kafka-transactions.sh`` and Flink's ``TransactionAbortStrateg
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Final
@@ -20,7 +19,8 @@ from kio.static.constants import EntityType
 from kio.static.primitive import i32, i64
 
 from rollbridge.base.deadlines import wall_ms
-from rollbridge.errors import NothingServedError
+from rollbridge.base.errors import NOTHING_SERVED
+from rollbridge.errors import NotFoundError
 from rollbridge.metadata.records import TransactionRecord
 from rollbridge_gateway.producer.table import (
     TRANSACTIONAL_ID_BYTES_MAX,
@@ -58,8 +58,11 @@ class Listed:
 
 def open_transactions(server: Services) -> Iterator[Listed]:
     """Yield the open transactions that gateways have begun."""
-    with suppress(NothingServedError):
+    try:
         yield from _open_transactions(server)
+    except NotFoundError as fault:
+        if fault.code != NOTHING_SERVED:  # the first coordinator is still to come
+            raise
 
 
 def _open_transactions(server: Services) -> Iterator[Listed]:

@@ -101,6 +101,8 @@ HOMES_MAX: Final = 100
 """Most topics among which a place is searched that a client may write to."""
 WATCHES: Final = 4
 """Checks of connections within the shortest limit of time."""
+WRITERS: Final = 8
+"""Threads that write what may take long: large or compressed batches, or for which there is no room at once."""
 _BACKLOG: Final = 512
 
 
@@ -122,7 +124,7 @@ class Server:
         self.partitions = settings.partitions
         self.brokers = Brokers({}, {})
         self.broker_hosts: frozenset[str] = frozenset()
-        self._writers = ThreadPoolExecutor(settings.writers, "writer")
+        self._writers = ThreadPoolExecutor(WRITERS, "writer")
         self._workers = ThreadPoolExecutor(settings.workers, "worker")
         self._leaders = LeaderThreads(settings.workers, lambda stream: self.topics.known.group_of.get(stream, ""))
         self._lease = ThreadPoolExecutor(1, "lease")  # alone: all workers may be waiting for ZooKeeper
@@ -134,7 +136,7 @@ class Server:
         )
         self.coming = ByteBudget(settings.under_way_bytes_max // 2)
         self.room = ByteBudget(settings.under_way_bytes_max)
-        self.answers = ByteBudget(settings.answer_bytes_max)
+        self.answers = ByteBudget(settings.under_way_bytes_max)
         self._ending: set[asyncio.Task[None]] = set()
         self._lines: dict[ClientConnection, RequestHandler] = {}
         self._listeners: dict[int | None, asyncio.Server] = {}

@@ -12,8 +12,9 @@ from typing import Any, Final
 from kio.schema.errors import ErrorCode
 
 from rollbridge.base.deadlines import answers_within
+from rollbridge.base.errors import NOTHING_SERVED
 from rollbridge.client.connection import Bridge
-from rollbridge.errors import NothingServedError, RollbridgeError
+from rollbridge.errors import RollbridgeError
 from rollbridge.metadata.gateways import LackingRight
 from rollbridge.metadata.records import TopicNames
 from rollbridge.stream.config import StreamConfig
@@ -140,19 +141,22 @@ class Topics:
         began_s = time.monotonic()
         if self._fault is not None and began_s - self._failed_s < REFRESH_S:
             raise self._fault.with_traceback(None)  # or else each who waits would wait for as long as the one before
-        try:
-            with answers_within(LIST_S):
-                configs = self._bridge.admin.list_streams()
-        except NothingServedError:
-            configs = []  # the first coordinator is still to come
-        except RollbridgeError as fault:
-            self._fault, self._failed_s = fault, time.monotonic()
-            logger.warning("streams.unlisted: requests for topics wait: %s", fault)
-            raise
+        configs = self._listed()
         self._fault = None
         self._configs = configs
         self._note()
         self._read_s = began_s
+
+    def _listed(self) -> list[StreamConfig]:
+        try:
+            with answers_within(LIST_S):
+                return self._bridge.admin.list_streams()
+        except RollbridgeError as fault:
+            if fault.code == NOTHING_SERVED:
+                return []  # the first coordinator is still to come
+            self._fault, self._failed_s = fault, time.monotonic()
+            logger.warning("streams.unlisted: requests for topics wait: %s", fault)
+            raise
 
     def _note(self) -> None:
         before = self.known.clashes

@@ -26,10 +26,9 @@ from rollbridge.errors import CorruptDataError, InvalidRequestError, RollbridgeE
 from rollbridge.kafka.records import Compression
 from rollbridge.stream.group_offsets import NO_EPOCH, is_too_large
 from rollbridge_gateway.producer import procedures
-from rollbridge_gateway.producer.ids import ElsewhereError
+from rollbridge_gateway.producer.ids import NotHeldError
 from rollbridge_gateway.producer.procedures import (
     TIMEOUT_UNBOUNDED,
-    ClientGoneError,
     GroupCommit,
     IdState,
     Incoming,
@@ -37,14 +36,13 @@ from rollbridge_gateway.producer.procedures import (
     NothingWrittenError,
     OffsetToCommit,
     StartedProducer,
-    UnknownGroupError,
     Written,
 )
-from rollbridge_gateway.producer.table import NOBODY, TRANSACTIONAL_ID_BYTES_MAX, Pair
+from rollbridge_gateway.producer.table import NOBODY, TRANSACTIONAL_ID_BYTES_MAX, KafkaFault, Pair
 from rollbridge_gateway.producer.writes import Ticket
 from rollbridge_gateway.protocol import wire
 from rollbridge_gateway.protocol.batch_rewrite import ProducedBatch, check_batch
-from rollbridge_gateway.protocol.errors import KafkaFault, code_of, code_of_error, fault_of
+from rollbridge_gateway.protocol.errors import code_of, code_of_error, fault_of
 from rollbridge_gateway.protocol.versions import Api, VersionRange
 from rollbridge_gateway.protocol.wire import Head, RawMessage
 from rollbridge_gateway.server.access import DESCRIBE, READ, Rights
@@ -179,7 +177,7 @@ class Transacting:
         """Return Kafka's code of an error, and put it into the log."""
         code = code_of_error(error, head.key, head.version)
         self._server.count_refusal(head.key, code.name)
-        if isinstance(error, ElsewhereError):
+        if isinstance(error, NotHeldError) and error.is_elsewhere:
             # Most clients ask for Metadata now, and continue to use open connections to a broker's old address.
             self._end()
         said = Api(head.key).name, transactional_id, head.version, code.name, error
@@ -219,7 +217,9 @@ class Transacting:
 
         def begin(held: IdState) -> Steps[T]:
             if self.has_left:
-                raise ClientGoneError("the client has closed its connection before this was begun; nothing was changed")
+                raise NotDoneError(
+                    KafkaFault.AWAY, "the client has closed its connection before this was begun; nothing was changed"
+                )
             return make(held)
 
         is_new = name not in self._served and len(self._served) < _SERVED_MAX
@@ -358,11 +358,9 @@ class Transacting:
                 stream, is_sure = await self._home(name, head)
                 try:
                     return ErrorCode.none, await self._run(name, make(stream, is_sure or is_last), head)
-                except UnknownGroupError as fault:
-                    if is_last:
-                        return self._told(fault, head, name), None
                 except _ANSWERED as fault:
-                    return self._told(fault, head, name), None
+                    if is_last or fault_of(fault) is not KafkaFault.NOWHERE:
+                        return self._told(fault, head, name), None
             await asyncio.sleep(HOMELESS_S / 20)
 
     async def _home(self, name: str, head: Head) -> tuple[str, bool]:
