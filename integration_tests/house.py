@@ -34,7 +34,7 @@ IDEAS: Final[Mapping[str, str]] = {
         retry_held hold_request suspend plan_preparation follow_preparations watch_linger await_frames forsake_held""",
     "fencing": r"""
         Fences Owners Lookout FenceMonitor \w*FencedError FenceOthers LostByOthersError DeposedError StaleStateError
-        ControllerEpoch ProducerFields TransactionalIdLease Lead Leadership ClientSessions fence""",
+        ControllerEpoch ProducerFields Lease Lead Leadership ClientSessions fence""",
     "an outcome": r"""
         Outcomes? Outcome(Future|Tail|Client|Store) \w*Outcome(Unknown|Expired|Lost)Error TransactionMetadataPreserver
         Terminated Ended(Ids|Transactions) outcome_(of|document) check_outcomes""",
@@ -52,7 +52,7 @@ IDEAS: Final[Mapping[str, str]] = {
         Survey Vitals Tally Counters TransactionCounts Alert (\w+_)?ALERTS Panel board \w+_samples""",
     "a lease": r"""
         (\w+)?Lease SessionPool ClientSessions read_session Lead Leadership Presence Liveness Vigils? PeerWatch
-        Coordinator(Roll|Registry) Life Witness Register registered""",
+        Coordinator(Roll|Registry) Tenure Witness Register registered""",
     "a record batch": r"""
         RawBatch Batch(Header|Builder|Author) rebatch StoredBatch committed_records SignedBatch signed_batch
         read_numbered encode_batch Slices late_batches Parcel ProducedBatch carry""",
