@@ -51,7 +51,7 @@ IDEAS: Final[Mapping[str, str]] = {
         \w*Metrics Metrics(Page|Board|Sheet) (Process)?Samples? SampleCollector Family Histogram RequestTimes Counts
         Survey Vitals Tally Counters TransactionCounts Alert (\w+_)?ALERTS Panel board \w+_samples""",
     "a lease": r"""
-        (\w+)?Lease SessionPool ClientSessions read_session Lead Leadership Presence Liveness Vigils? PeerWatch
+        (\w+)?Lease SessionPool Lead Leadership Presence Liveness Vigils? PeerWatch
         Coordinator(Roll|Registry) Tenure Witness Register registered""",
     "a record batch": r"""
         RawBatch Batch(Header|Builder|Author) rebatch StoredBatch committed_records SignedBatch signed_batch

@@ -4,8 +4,8 @@ A lease is an ephemeral node. It says who should act, not who can: its holder ma
 ended, or ZooKeeper may have been set back. Two things say who can:
 
 - The *token*, a node that stays. It is written in the step that takes the lease, so its version tells holders apart.
-  Each write of a holder checks it (:meth:`Lease.guard`), as does the removal of the node. One that is not there yet
-  tells nobody apart, but only one creates it. Slots of conditional writers have none, as Kafka fences their
+  Each write of a holder checks it (:meth:`Lease.guard`), as does the removal of the node. While it is missing holders
+  are not told apart, but only one of them creates it. Slots of conditional writers have none, as Kafka fences their
   transactional ids, and names have none, as they decide nothing.
 - A time, for what is acknowledged without a write: a holder is *sure* for a while after it began to renew. Others wait
   longer than that before they remove its node (:class:`Witness`).
@@ -146,6 +146,7 @@ class Lease:
             changed: Called on the session's thread when :meth:`look` has something new to read.
         """
         self.path: Final = path
+        self.name: Final = path.rpartition("/")[2]
         self.renewed_s = math.nan
         self._session = session
         self._token = token
@@ -177,7 +178,7 @@ class Lease:
         return self.is_kept and self._clock() < self.renewed_s + self._sure_s
 
     def guard(self) -> list[CheckNode]:
-        """Return the condition of each write of its holder: nobody has taken it since."""
+        """Return the condition of each write of its holder: it was not taken since."""
         return self._checks(self._tenure.token)
 
     def take(self, value: bytes, succeed: Succeed = lambda token: token, over: Znode | None = None) -> Znode | None:
@@ -209,7 +210,7 @@ class Lease:
                     raise
                 self._session.ensure(self.path.rpartition("/")[0])
             except (NodeExistsError, NodeVersionMismatchError, UnknownWriteError):
-                """What has become of it is seen at once."""
+                continue  # what has become of it is seen at once
 
     def look(self) -> Znode | None:
         """Return the node, read again if it may have changed. A lease is held again if that is ours, else lost."""

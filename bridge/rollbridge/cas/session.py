@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from rollbridge.base.deadlines import Deadline, answers_within
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError
@@ -42,25 +42,8 @@ def transactional_ids(stream: StreamName, slot: int) -> list[str]:
     return [f"{stream.scope}.{stream.stream}.cas.{slot}.{index}" for index in range(IDS_PER_SLOT)]
 
 
-class Slot(NamedTuple):
-    """Slot of a stream's conditional writers, held as long as the ZooKeeper session in which it was taken lives."""
-
-    number: int
-    lease: Lease
-
-    @property
-    def is_held(self) -> bool:
-        """True if no other writer can have taken it, as far as is known here; costs no round trip."""
-        return self.lease.is_kept
-
-    def release(self) -> None:
-        """Release the slot; if that fails, the end of the ZooKeeper session releases it."""
-        if self.is_held:
-            self.lease.give_up()
-
-
-def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Slot:
-    """Take the lowest free slot of a stream.
+def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Lease:
+    """Take the lowest free slot of a stream, until the end of the ZooKeeper session; the lease's name is its number.
 
     Args:
         session: ZooKeeper session whose end releases the slot.
@@ -78,7 +61,7 @@ def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Slot
         lease = Lease(session, f"{parent}/{number}")
         if lease.take(mark) is None:
             logger.info("slot.taken client=%s stream=%s slot=%d", owner, stream, number)
-            return Slot(number, lease)
+            return lease
 
 
 _REQUEST_TIMEOUT_MS: Final = 10_000
@@ -88,7 +71,7 @@ _REQUEST_TIMEOUT_MS: Final = 10_000
 class TransactionalSession:
     """Transactional producer and reader under one transactional id of a lease; used by one thread at a time."""
 
-    slot: Slot
+    slot: Lease
     appender: TransactionalAppender
     reader: LogReader
 
@@ -145,7 +128,7 @@ class SessionPool:
         self,
         kafka: KafkaClient,
         stream: StreamName,
-        take: Callable[[], Slot],
+        take: Callable[[], Lease],
         *,
         transaction_timeout_ms: int,
         retry_timeout_ms: int,
@@ -157,7 +140,7 @@ class SessionPool:
         self._transaction_timeout_ms = transaction_timeout_ms
         self._retry_timeout_ms = retry_timeout_ms
         self._changed = threading.Condition()
-        self._slot: Slot | None = None
+        self._slot: Lease | None = None
         self._idle: deque[TransactionalSession] = deque()
 
     @contextmanager
@@ -187,13 +170,13 @@ class SessionPool:
             self._idle.clear()
         for session in sessions:
             session.close()
-        if slot is not None:
-            slot.release()
+        if slot is not None and slot.is_kept:
+            slot.give_up()
 
     def _acquire(self, deadline: Deadline) -> TransactionalSession:
         with self._changed:
             while True:
-                if self._slot is None or not self._slot.is_held:
+                if self._slot is None or not self._slot.is_kept:
                     self._renew(deadline)
                 elif self._idle:
                     return self._idle.popleft()
@@ -208,9 +191,9 @@ class SessionPool:
             self._changed.notify()
             if session.slot is self._slot and session.appender.state is AppenderState.FENCED:
                 logger.warning(
-                    'slot.lost stream=%s slot=%d reason="taken by another writer, as after a long pause"',
+                    'slot.lost stream=%s slot=%s reason="taken by another writer, as after a long pause"',
                     self._stream,
-                    session.slot.number,
+                    session.slot.name,
                 )
                 self._slot = None
             if session.slot is self._slot:
@@ -227,7 +210,7 @@ class SessionPool:
             self._idle.popleft().close()
         with answers_within(min(self._retry_timeout_ms / 1000, deadline.left())):
             slot = self._slot = self._take()
-        self._idle.extend(self._make(slot, name) for name in transactional_ids(self._stream, slot.number))
+        self._idle.extend(self._make(slot, name) for name in transactional_ids(self._stream, int(slot.name)))
         self._changed.notify_all()
         # All of them now: what a dead writer left open under any of these ids would hold up everybody.
         for session in self._idle:
@@ -235,7 +218,7 @@ class SessionPool:
                 if not session.prepare():
                     self._slot = None
 
-    def _make(self, slot: Slot, transactional_id: str) -> TransactionalSession:
+    def _make(self, slot: Lease, transactional_id: str) -> TransactionalSession:
         timeout_ms = self._retry_timeout_ms
         appender = self._kafka.appender(
             transactional_id,

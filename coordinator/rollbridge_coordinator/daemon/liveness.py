@@ -334,10 +334,10 @@ def remove_dead(session: ZooKeeperSession, name: str, life: str, owner: int | No
         for path, found in zip(leads, session.get_many(leads), strict=True)
         if found is not None and found.owner_session_id == owner
     ]
+    operations = [DeleteNode(place, node.version), *own]
     try:
-        session.multi([DeleteNode(place, node.version), *own[: NODES_AT_ONCE - 1]])
-        for start in range(NODES_AT_ONCE - 1, len(own), NODES_AT_ONCE):
-            session.multi(own[start : start + NODES_AT_ONCE])
+        for start in range(0, len(operations), NODES_AT_ONCE):
+            session.multi(operations[start : start + NODES_AT_ONCE])
     except NodeMissingError:
         return None  # another coordinator was faster, or the session has just ended
     return len(own)
@@ -373,7 +373,10 @@ class CoordinatorRegistry:
         Raises:
             ZooKeeperUnavailableError, ZooKeeperDeniedError: earlier results are kept.
         """
-        self._nodes = {name: self._nodes.get(name) or self._watched(name) for name in self._names.get()}
+        for name in (names := self._names.get()):
+            read = partial(self._session.get, paths.coordinator(name))
+            self._nodes.setdefault(name, WatchedRead(read, self._on_change))
+        self._nodes = {name: self._nodes[name] for name in names}
         found = {name: node for name, read in self._nodes.items() if (node := read.get()) is not None}
         known = self.records
         self.records = {
@@ -381,9 +384,6 @@ class CoordinatorRegistry:
             for name, node in found.items()
         }
         self.candidates = Candidates({name: frozenset(item.ready) for name, (_, item) in self.records.items()})
-
-    def _watched(self, name: str) -> WatchedRead[Znode | None]:
-        return WatchedRead(partial(self._session.get, paths.coordinator(name)), self._on_change)
 
 
 def within(bytes_max: int, groups: Iterable[GroupName]) -> tuple[GroupName, ...]:

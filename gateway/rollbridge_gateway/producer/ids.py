@@ -1,11 +1,4 @@
-"""Transactional ids and live gateways in ZooKeeper: registered gateways, holders of ids, and entries of ids.
-
-::
-
-    /gateways/live/NAME        ephemeral: host and ports of a gateway
-    /gateways/leases/LIFE      ephemeral: written again and again by a gateway, see rollbridge_gateway.producer.ids
-    /gateways/ids/B/CLIENT     entry of a transactional id, by its client name; B is a bucket
-    /gateways/held/B/CLIENT    ephemeral: the gateway that serves the id now, and its life
+"""Transactional ids and live gateways in ZooKeeper: see :mod:`rollbridge.metadata.paths`.
 
 An id is served by the one gateway that holds it. Another one that is asked for it writes its own name into the holder's
 node, which the holder watches; the holder lets go, answers nothing more for what it has under way, and deletes the
@@ -255,16 +248,14 @@ class Register:
             if not self.is_alive():
                 self.confirm()
             own = self._own
-            mine = Holder(self._name, own.path.rpartition("/")[2]).encode()
+            mine = Holder(self._name, own.name).encode()
             if (found := lease.take(mine, over=over)) is None:
                 break
             is_own = found.owner_session_id == self._lease.session_id
             is_taken = is_taken or not is_own
             over = found if is_own or self._is_over(found) else None
-            if over is None and not takes_over:
-                raise ElsewhereError(f"another gateway serves {name}, and this client is not one of ours; look again")
             if over is None:
-                self._ask(lease, found)
+                self._ask(lease, found, asks=takes_over)
             if time.monotonic() > deadline_s:
                 self.handovers["refused"] += 1
                 raise NotHeldError(f"another gateway has not let go of {name} within {HANDOVER_S:g} s; ask again")
@@ -303,12 +294,14 @@ class Register:
         life = Holder.decode(found.value).life
         return not _LIFE.fullmatch(life) or self._lease.exists(f"{LEASES}/{life}") is None
 
-    def _ask(self, lease: Lease, found: Znode) -> None:
-        """Ask a holder that lives to let go, and wait for that a little."""
-        holder = Holder.decode(found.value)
+    def _ask(self, lease: Lease, found: Znode, *, asks: bool) -> None:
+        holder, gone = Holder.decode(found.value), threading.Event()
+        if not asks:
+            raise ElsewhereError(
+                f"{holder.gateway} serves {lease.name}, and this client is not one of ours; look again"
+            )
         if not holder.wanted_by:
             lease.ask(found, holder._replace(wanted_by=self._name).encode())
-        gone = threading.Event()
         if self._lease.exists(lease.path, gone.set) is not None:
             gone.wait(_LOOK_S)
 
