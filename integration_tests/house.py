@@ -34,7 +34,7 @@ IDEAS: Final[Mapping[str, str]] = {
         retry_held hold_request suspend plan_preparation follow_preparations watch_linger await_frames forsake_held""",
     "fencing": r"""
         Fences Owners Lookout FenceMonitor \w*FencedError FenceOthers LostTransactionError DeposedError StaleStateError
-        ControllerEpoch ProducerFields TransactionalIdLease Lead Leadership ClientSessions fence""",
+        ControllerEpoch ProducerFields Lease Lead Leadership ClientSessions fence""",
     "an outcome": r"""
         Outcomes? Outcome(Future|Tail|Client|Store) \w*Outcome(Unknown|Expired|Lost)Error TransactionMetadataPreserver
         Terminated Ended(Ids|Transactions) outcome_(of|document) check_outcomes""",
@@ -51,8 +51,8 @@ IDEAS: Final[Mapping[str, str]] = {
         \w*Metrics Metrics(Page|Board|Sheet) (Process)?Samples? SampleCollector Family Histogram RequestTimes Counts
         Survey Vitals Tally Counters TransactionCounts Alert (\w+_)?ALERTS Panel board \w+_samples""",
     "a lease": r"""
-        (\w+)?Lease SessionPool ClientSessions read_session Lead Leadership Presence Liveness Vigils? PeerWatch
-        Coordinator(Roll|Registry) Life Witness Register registered""",
+        (\w+)?Lease SessionPool Lead Leadership Presence Liveness Vigils? PeerWatch
+        Coordinator(Roll|Registry) Tenure Witness Register registered""",
     "a record batch": r"""
         RawBatch Batch(Header|Builder|Author) FetchedBatches \w*Record(Batch)?Builder read_chunks
         decode_record rebatch committed_(records|columns) SignedBatch signed_batch encode_batch Slices ProducedBatch

@@ -62,7 +62,7 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     88: ("gateway/rollbridge_gateway/producer/table.py: found ProducerState",),
     89: ("gateway/rollbridge_gateway/server/framing.py: Pace",),
     92: ("gateway/rollbridge_gateway/server/handlers.py: Login",),
-    93: ("gateway/rollbridge_gateway/producer/ids.py: Life Witness",),
+    93: ("bridge/rollbridge/lease.py: Tenure Witness Lease",),
     94: ("gateway/rollbridge_gateway/producer/expiration.py: is_due sweep",),
     96: ("gateway/rollbridge_gateway/server/cluster.py: Departures ToldDepartures",),
     97: ("coordinator/rollbridge_coordinator/core/requests.py: put_question _delete",),

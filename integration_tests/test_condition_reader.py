@@ -14,6 +14,7 @@ from rollbridge.config import ConnectionSettings
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.seal import SEALED
+from rollbridge.lease import Lease
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import GroupName
@@ -52,7 +53,9 @@ def test_a_topic_to_which_partitions_were_added_while_it_was_closed_is_opened_ag
         KafkaClient(servers) as kafka,
     ):
         session.ensure(paths.controller(group), b"")
-        interpreter = Interpreter(settings, kafka, group, session, 0, lambda: 0)
+        lead = Lease(session, paths.leader(group), paths.controller(group))
+        assert lead.take(b"me") is None
+        interpreter = Interpreter(settings, kafka, group, session, lead, lambda: 0)
         before = kafka.topics.describe([topic])
         effect = fx.Seal([(topic, 0)], {topic: str(before[topic].topic_id)})
         kafka.topics.set_topic_config(topic, SEALED)

@@ -240,7 +240,7 @@ def test_a_gateway_announces_itself_once_whoever_does_it(member: Make) -> None:
     me = GatewayRecord(name=name, host="host", port=1)
     with ThreadPoolExecutor(4) as pool:
         for _ in range(50):
-            one.register.withdraw(name)
+            one.register.withdraw()
             for done in [pool.submit(one.register.announce, me) for _ in range(4)]:
                 done.result()
             assert [item.name for item in one.register.gateways()].count(name) == 1

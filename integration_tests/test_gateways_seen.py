@@ -22,7 +22,6 @@ from integration_tests.command_line import Cli
 from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.pages import paged_coordinator, read_page
 from integration_tests.patience import eventually
-from integration_tests.pauses import pause
 from rollbridge.cli.common import ExitCode
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
@@ -202,7 +201,7 @@ def test_a_gateway_and_its_producers_are_seen(place: Place) -> None:
 
 def test_a_gateway_that_hangs_and_one_that_nobody_reaches_are_found_and_told_apart(place: Place) -> None:
     stuck = place.gateway("gw-stuck", "--session-timeout=40")  # others would take it for dead sooner
-    pause(stuck)
+    stuck.pause()
     try:
         found = place.findings()
         assert found.keys() == {"gateway-hangs"}

@@ -572,7 +572,7 @@ def test_an_earlier_coordinator_commits_nothing_in_part_that_it_does_not_underst
         with pytest.raises(TransactionAbortedError, match=r"the transaction has 1 streams|incomplete"):
             joined.commit()
         # If one led that does not know them, after all: by a later version of the frame.
-        b._resumer._knows_savepoints = True
+        b._runtime.leaders._knows_savepoints = True
         saved = b.begin(first)
         saved.write(first, key=b"k", value=b"four")
         saved.flush()

@@ -448,7 +448,7 @@ def hanging_gateway(scene: Scene) -> Iterator[None]:
     [gateway] = scene.gateways.values()
     assert scene.guest is not None
     with scene.guest.with_one_open():
-        pause(gateway)
+        gateway.pause()
     yield  # at its end a gateway is woken up, if it is still there
 
 

@@ -24,6 +24,7 @@ ROOMS: Final = (
     "rollbridge.kafka",
     "rollbridge.buffer",
     "rollbridge.metadata",
+    "rollbridge.lease",
     "rollbridge.config",
     "rollbridge.writer",
     "rollbridge.cas",

@@ -65,6 +65,10 @@ class Answers:
         """What was asked."""
         return self._answer("overview")
 
+    def state(self) -> Document:
+        """What was asked."""
+        return self._answer("state")
+
     def group(self, text: str) -> Document:
         """What was asked."""
         return self._answer(text)

@@ -21,18 +21,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from rollbridge.base.deadlines import Deadline, answers_within
-from rollbridge.errors import FencedError, KafkaUnavailableError, RollbridgeError, UnknownWriteError
+from rollbridge.errors import FencedError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendUnknownError
 from rollbridge.kafka.fetch import LogReader
+from rollbridge.lease import Lease
 from rollbridge.metadata import paths
-from rollbridge.metadata.errors import NodeConflictError
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import StreamName
-
-# Leases of transactional ids
-
 
 logger = logging.getLogger(__name__)
 
@@ -45,32 +42,8 @@ def transactional_ids(stream: StreamName, slot: int) -> list[str]:
     return [f"{stream.scope}.{stream.stream}.cas.{slot}.{index}" for index in range(IDS_PER_SLOT)]
 
 
-class TransactionalIdLease:
-    """Lease of a slot, held as long as the ZooKeeper session in which it was taken lives."""
-
-    def __init__(self, session: ZooKeeperSession, path: str, number: int, session_id: int | None) -> None:
-        self.number: Final = number
-        self._session = session
-        self._path = path
-        self._session_id = session_id
-
-    @property
-    def is_held(self) -> bool:
-        """True if no other writer can have taken the slot, as far as is known here; costs no round trip."""
-        return self._session.session_id in (None, self._session_id)
-
-    def release(self) -> None:
-        """Release the slot; if that fails, the end of the ZooKeeper session releases it."""
-        if not self.is_held:
-            return
-        try:
-            self._session.delete(self._path)
-        except RollbridgeError as fault:
-            logger.info("slot.released_late path=%s reason=%s", self._path, fault)
-
-
-def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> TransactionalIdLease:
-    """Take the lowest free slot of a stream.
+def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Lease:
+    """Take the lowest free slot of a stream, until the end of the ZooKeeper session; the lease's name is its number.
 
     Args:
         session: ZooKeeper session whose end releases the slot.
@@ -81,30 +54,14 @@ def take_slot(session: ZooKeeperSession, stream: StreamName, owner: str) -> Tran
         ZooKeeperUnavailableError: no answer in time.
     """
     parent = paths.cas_slots(stream)
-    session.ensure(parent)
     mark = f"{owner} {uuid.uuid4().hex}".encode()
     while True:
         taken = set(session.children(parent))
         number = next(number for number in range(len(taken) + 1) if str(number) not in taken)
-        path = f"{parent}/{number}"
-        session_id = session.session_id
-        try:
-            session.create(path, mark, ephemeral=True)
-        except NodeConflictError:
-            continue
-        except UnknownWriteError:
-            node = session.get(path)
-            if node is None or node.value != mark:
-                continue
-        if session.session_id != session_id:
-            # The session ended meanwhile, and the node may belong to the old one.
-            node = session.get(path)
-            if node is None or node.value != mark:
-                continue
-            session.delete(path)
-            continue
-        logger.info("slot.taken client=%s stream=%s slot=%d", owner, stream, number)
-        return TransactionalIdLease(session, path, number, session_id)
+        lease = Lease(session, f"{parent}/{number}")
+        if lease.take(mark) is None:
+            logger.info("slot.taken client=%s stream=%s slot=%d", owner, stream, number)
+            return lease
 
 
 _REQUEST_TIMEOUT_MS: Final = 10_000
@@ -114,7 +71,7 @@ _REQUEST_TIMEOUT_MS: Final = 10_000
 class TransactionalSession:
     """Transactional producer and reader under one transactional id of a lease; used by one thread at a time."""
 
-    lease: TransactionalIdLease
+    slot: Lease
     appender: TransactionalAppender
     reader: LogReader
 
@@ -171,7 +128,7 @@ class SessionPool:
         self,
         kafka: KafkaClient,
         stream: StreamName,
-        take: Callable[[], TransactionalIdLease],
+        take: Callable[[], Lease],
         *,
         transaction_timeout_ms: int,
         retry_timeout_ms: int,
@@ -183,7 +140,7 @@ class SessionPool:
         self._transaction_timeout_ms = transaction_timeout_ms
         self._retry_timeout_ms = retry_timeout_ms
         self._changed = threading.Condition()
-        self._lease: TransactionalIdLease | None = None
+        self._slot: Lease | None = None
         self._idle: deque[TransactionalSession] = deque()
 
     @contextmanager
@@ -209,17 +166,17 @@ class SessionPool:
     def close(self) -> None:
         """Disconnect all sessions and release the slot. None may be in use."""
         with self._changed:
-            sessions, lease, self._lease = list(self._idle), self._lease, None
+            sessions, slot, self._slot = list(self._idle), self._slot, None
             self._idle.clear()
         for session in sessions:
             session.close()
-        if lease is not None:
-            lease.release()
+        if slot is not None and slot.is_kept:
+            slot.give_up()
 
     def _acquire(self, deadline: Deadline) -> TransactionalSession:
         with self._changed:
             while True:
-                if self._lease is None or not self._lease.is_held:
+                if self._slot is None or not self._slot.is_kept:
                     self._renew(deadline)
                 elif self._idle:
                     return self._idle.popleft()
@@ -232,14 +189,14 @@ class SessionPool:
     def _give_back(self, session: TransactionalSession, *, first: bool) -> None:
         with self._changed:
             self._changed.notify()
-            if session.lease is self._lease and session.appender.state is AppenderState.FENCED:
+            if session.slot is self._slot and session.appender.state is AppenderState.FENCED:
                 logger.warning(
-                    'slot.lost stream=%s slot=%d reason="taken by another writer, as after a long pause"',
+                    'slot.lost stream=%s slot=%s reason="taken by another writer, as after a long pause"',
                     self._stream,
-                    session.lease.number,
+                    session.slot.name,
                 )
-                self._lease = None
-            if session.lease is self._lease:
+                self._slot = None
+            if session.slot is self._slot:
                 self._idle.insert(0 if first else len(self._idle), session)
                 return
         session.close()
@@ -252,16 +209,16 @@ class SessionPool:
         while self._idle:
             self._idle.popleft().close()
         with answers_within(min(self._retry_timeout_ms / 1000, deadline.left())):
-            lease = self._lease = self._take()
-        self._idle.extend(self._make(lease, name) for name in transactional_ids(self._stream, lease.number))
+            slot = self._slot = self._take()
+        self._idle.extend(self._make(slot, name) for name in transactional_ids(self._stream, int(slot.name)))
         self._changed.notify_all()
         # All of them now: what a dead writer left open under any of these ids would hold up everybody.
         for session in self._idle:
             with session.within(deadline):
                 if not session.prepare():
-                    self._lease = None
+                    self._slot = None
 
-    def _make(self, lease: TransactionalIdLease, transactional_id: str) -> TransactionalSession:
+    def _make(self, slot: Lease, transactional_id: str) -> TransactionalSession:
         timeout_ms = self._retry_timeout_ms
         appender = self._kafka.appender(
             transactional_id,
@@ -269,4 +226,4 @@ class SessionPool:
             request_timeout_ms=min(_REQUEST_TIMEOUT_MS, timeout_ms),
             retry_timeout_ms=timeout_ms,
         )
-        return TransactionalSession(lease, appender, self._kafka.log(retry_timeout_s=timeout_ms / 1000))
+        return TransactionalSession(slot, appender, self._kafka.log(retry_timeout_s=timeout_ms / 1000))

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import heapq
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from itertools import islice
 from typing import Final, Self
 
@@ -44,6 +44,7 @@ from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.records import BatchHeader, FetchedBatches, LogRecord, check_crc, read_records
+from rollbridge.metadata.session import WatchedRead
 from rollbridge.stream.names import GroupName, Partition, SegmentPlaces, StreamName, show_partition
 from rollbridge.stream.positions import Latest, LogPosition, Since, parse_log_start
 
@@ -265,8 +266,8 @@ class Segments:
         self.origin = origin
         self._places_of = places_of
         self._check_topic = check_topic
-        self._changed: dict[str, threading.Event] = {}
-        """By adopted topic; set by ZooKeeper's watch when the topic has to be checked again."""
+        self._checked: dict[str, WatchedRead[None]] = {}
+        """By adopted topic, which is checked again after ZooKeeper's watch has fired."""
         self._known: dict[str, tuple[SegmentPlaces, int]] = {}
         self._log = log
         self._stalled_s = stalled_s
@@ -296,14 +297,7 @@ class Segments:
             self._known[stream] = places, segment.epoch
             self.origin.index.add(places)
         if places.is_adopted(segment):
-            changed = self._changed.setdefault(places.topic, _set_event())
-            if changed.is_set():
-                changed.clear()
-                try:
-                    self._check_topic(places.stream, changed.set)
-                except BaseException:
-                    changed.set()
-                    raise
+            self._checked.setdefault(places.topic, WatchedRead(partial(self._check_topic, places.stream))).get()
         return places.of(segment)
 
     def records(self, place: Partition, runs: Sequence[Run], origin: Origin) -> Iterator[Record]:
@@ -422,12 +416,6 @@ class _Cursor:
         """Hold the record again that was taken last."""
         self.parsed.appendleft(record)
         self.next = record.offset
-
-
-def _set_event() -> threading.Event:
-    event = threading.Event()
-    event.set()
-    return event
 
 
 def log_offset(offsets: LogOffsets, group: GroupName, start: LogStart) -> int:

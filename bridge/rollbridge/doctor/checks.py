@@ -30,7 +30,7 @@ from rollbridge.doctor.gateways import gateways, producers
 from rollbridge.errors import InvalidNameError
 from rollbridge.kafka.connection import lacks
 from rollbridge.metadata.access import ADOPTED_OPERATIONS, topic_operations
-from rollbridge.metadata.changes import METADATA_UNREADABLE, SUSPENDED, UNLED, WATCHED
+from rollbridge.metadata.changes import SUSPENDED, UNLED, WATCHED
 from rollbridge.metadata.journal import LOG_BEGINS
 from rollbridge.metadata.picture import PartFault
 from rollbridge.metadata.records import Coordinator
@@ -306,27 +306,34 @@ def replication(facts: ClusterFacts) -> Iterator[Finding]:
 def parts(facts: ClusterFacts) -> Iterator[Finding]:
     """Expect coordinators, groups and streams to work, as status and page do."""
     for fault in facts.faults():
-        check, way_out = fault.code, ""
-        more = ""
-        if check in WATCHED:
-            continue  # see adopted_topics, which knows the topic
-        if check == "no-leader" and not facts.coordinators:
-            continue
-        if check == "no-coordinator":
-            led = ", ".join(sorted({group.last_leader for group in facts.groups} - {""}))
-            more = f"; {led} led the groups last" if led else ""
-        elif check == "broker-unreachable":
-            led = ", ".join(sorted(str(group.name) for group in facts.groups if group.leader == fault.name))
-            more = f"; it leads {led}" if led else ""
-        elif check == "topic-replaced":
-            way_out = f"rollbridge repair --commit-log {fault.name}"
-        elif fault.part == "group" and check == METADATA_UNREADABLE:
-            way_out = "put the node right, as from a backup of ZooKeeper; if a newer release wrote it, run that one"
-        elif check in UNLED:
-            way_out = remedy("unled")
-        elif fault.part == "stream":
-            check, way_out = "stream-error", _out_of_error(facts, fault)
-        yield problem(check, f"{fault.label}: {fault.what}{more}", way_out or remedy(check))
+        what = f"{fault.label}: {fault.what}"
+        match fault.part, fault.code:
+            case _, "no-coordinator":
+                led = ", ".join(sorted({group.last_leader for group in facts.groups} - {""}))
+                yield problem(
+                    "no-coordinator", what + (f"; {led} led the groups last" if led else ""), remedy("no-coordinator")
+                )
+            case _, "broker-unreachable":
+                led = ", ".join(sorted(str(group.name) for group in facts.groups if group.leader == fault.name))
+                yield problem(
+                    "broker-unreachable", what + (f"; it leads {led}" if led else ""), remedy("broker-unreachable")
+                )
+            case _, "topic-replaced":
+                yield problem("topic-replaced", what, f"rollbridge repair --commit-log {fault.name}")
+            case _, "zookeeper-outdated":
+                yield problem("zookeeper-outdated", what, remedy("zookeeper-outdated"))
+            case _, "taking-over":
+                yield problem("taking-over", what, remedy("taking-over"))
+            case _, "no-leader":
+                if facts.coordinators:
+                    yield problem("no-leader", what, remedy("no-leader"))
+            case "group", _:
+                way_out = "put the node right, as from a backup of ZooKeeper; if a newer release wrote it, run that one"
+                yield problem(fault.code, what, way_out)
+            case _ if fault.code in UNLED:
+                yield problem(fault.code, what, remedy("unled"))
+            case _ if fault.code not in WATCHED:  # see adopted_topics, which knows the topic
+                yield problem("stream-error", what, _out_of_error(facts, fault))
 
 
 def _out_of_error(facts: ClusterFacts, fault: PartFault) -> str:

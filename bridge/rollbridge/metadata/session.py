@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Final, TypeVar, assert_never
+from typing import Any, ClassVar, Final, Generic, TypeVar, assert_never
 
 from kazoo.client import KazooClient, KazooState, TransactionRequest
 from kazoo.exceptions import EXCEPTIONS, KazooException, NoNodeError
@@ -107,6 +107,7 @@ def read_together(client: KazooClient, reads: Sequence[GetData | GetChildren]) -
 
 
 Watch = Callable[[], None]
+T = TypeVar("T")
 
 REQUEST_BYTES_MAX: Final = 1_000_000
 """Maximum bytes of a request; ZooKeeper drops the connection over more than 1 MiB, so larger ones are refused here."""
@@ -178,6 +179,32 @@ class Once:
         """Wrap a watch as a callback for kazoo, which passes an event."""
         once = watch if isinstance(watch, cls) else cls(watch)
         return lambda _: once()
+
+
+class WatchedRead(Generic[T]):
+    """Read that is repeated only after its watch has fired, or an error."""
+
+    def __init__(self, read: Callable[[Watch], T], changed: Watch = lambda: None) -> None:
+        """Begin without; ``changed`` is called when :meth:`get` has something new to read."""
+        self._read = read
+        self._changed = changed
+        self._found: tuple[threading.Event, T] | None = None
+
+    def get(self) -> T:
+        """Return what was read."""
+        found = self._found
+        if found is None or found[0].is_set():
+            moved = threading.Event()
+            found = self._found = moved, self._read(lambda: self._move(moved))
+        return found[1]
+
+    def forget(self) -> None:
+        """Have it read again."""
+        self._found = None
+
+    def _move(self, moved: threading.Event) -> None:
+        moved.set()
+        self._changed()
 
 
 def join_root(chroot: str, root: str) -> str:
@@ -258,8 +285,6 @@ READ_TOGETHER: Final = 100
 """Nodes that are read with one request: an answer stays small if each is of some kilobytes."""
 READS_UNDER_WAY: Final = 5
 """Such requests that are under way at a time."""
-
-T = TypeVar("T")
 
 
 class ZooKeeperSession:

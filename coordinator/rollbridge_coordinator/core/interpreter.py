@@ -57,6 +57,7 @@ from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.seal import SEALED
 from rollbridge.kafka.topics import TopicDescription
 from rollbridge.kafka.transactions import Addressed
+from rollbridge.lease import Lease
 from rollbridge.metadata import paths
 from rollbridge.metadata.acls import open_counter, open_slots
 from rollbridge.metadata.errors import (
@@ -64,7 +65,7 @@ from rollbridge.metadata.errors import (
     NodeMissingError,
     ZooKeeperRefusedError,
 )
-from rollbridge.metadata.records import CheckNode, NodeOperation
+from rollbridge.metadata.records import NodeOperation
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.conditions import Obstacle, Unreplicated, with_own
@@ -274,22 +275,21 @@ class Interpreter:
         kafka: KafkaClient,
         group: GroupName,
         session: ZooKeeperSession,
-        controller_version: int,
+        lead: Lease,
         now_ms: Callable[[], int],
         hook: Hook | None = None,
     ) -> None:
         """Prepare a term.
 
         Args:
-            controller_version: Version of the controller node that this leader wrote; every write checks it.
+            lead: Lease of the lead, whose token every write checks.
             hook: Called at each moment of each effect.
         """
         self._settings = settings
         self._group = group
         self._session = session
-        self._interruptions = session.interruptions
+        self._lead = lead
         self._now_ms = now_ms
-        self._fence = CheckNode(paths.controller(group), controller_version)
         self._kafka = kafka
         self._admin = kafka.topics
         self._keeper = kafka.topics.within(DELETE_S)
@@ -397,16 +397,6 @@ class Interpreter:
         for appender in self._appenders[:IDENTITIES]:
             appender.close()
 
-    # The connection to ZooKeeper.
-
-    @property
-    def was_away(self) -> bool:
-        """True if the connection to ZooKeeper was interrupted: ZooKeeper may have been set back meanwhile."""
-        return self._session.interruptions != self._interruptions
-
-    def resume(self) -> None:
-        self._interruptions = self._session.interruptions
-
     @_carries_out(fx.ReadNodes)
     def _read_nodes(self, effect: fx.ReadNodes) -> Mapping[str, bytes | None]:
         nodes = self._session.get_many(effect.paths)
@@ -445,12 +435,12 @@ class Interpreter:
         return self._write_fenced(effect.operations)
 
     def _write_fenced(self, operations: Sequence[NodeOperation]) -> bool:
-        if self.was_away:
+        if not self._lead.is_held:  # ZooKeeper may have been set back
             raise StaleStateError("the connection to ZooKeeper was interrupted; nothing was written")
         try:
-            self._session.multi([self._fence, *operations])
+            self._session.multi([*self._lead.guard(), *operations])
         except (NodeConflictError, NodeMissingError) as fault:
-            if fault.path == self._fence.path:
+            if fault.path == paths.controller(self._group):
                 raise DeposedError(f"{self._group} has a newer leader; nothing was written") from fault
             logger.info('zookeeper.write-conflict group=%s reason="%s"', self._group, fault)
             return False

@@ -1,7 +1,8 @@
 """Leadership: one thread for each group, which waits for the lead, takes over, serves, and hands over.
 
-The ephemeral ``leader`` node says who should act. The controller epoch, which every ZooKeeper write checks, and Kafka's
-fencing of transactional ids decide who can act: a leader that was paused cannot change anything any more.
+The ephemeral ``leader`` node says who should act. The controller epoch, which is raised in the same step and checked by
+every ZooKeeper write, and Kafka's fencing of transactional ids decide who can act: a leader that was paused cannot
+change anything any more (:mod:`rollbridge.lease`).
 
 The thread of a group runs all its procedures. ZooKeeper watches fire on the session's thread; they set an event and do
 nothing else.
@@ -15,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from time import perf_counter
 from typing import Final, Protocol
@@ -29,10 +31,10 @@ from rollbridge.errors import CorruptDataError, FencedError, KafkaUnavailableErr
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendUnknownError
 from rollbridge.kafka.records import is_frame, validate_frame
+from rollbridge.lease import Lease, LeaseState
 from rollbridge.metadata import paths
-from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
 from rollbridge.metadata.records import ControllerEpoch
-from rollbridge.metadata.session import NodeStat, ZooKeeperSession
+from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import GroupName, Partition, show_partition
 from rollbridge_coordinator.commit.expiry import measure_logs
 from rollbridge_coordinator.commit.outcomes import EXPIRY, coalescing
@@ -225,8 +227,10 @@ class Leadership(threading.Thread):
         self._stopping = threading.Event()
         self._changed = threading.Event()
         self._standby: Standby | None = None
-        self._is_watching = False
-        self._seen: NodeStat | None = None
+        self._lead = Lease(
+            session, paths.leader(group), paths.controller(group), makes_parents=False, changed=self._changed.set
+        )
+        self._name = settings.name.encode()
         self._is_rival = False
         self._unknown_outcomes = UnknownOutcomes()
         self._suspects = Suspects()
@@ -262,9 +266,9 @@ class Leadership(threading.Thread):
         pause = 0.1
         while not self._stopping.is_set():
             try:
-                if self._win():
+                if (clock := self._win()) is not None:
                     self._term_began = time.monotonic()
-                    self._serve()
+                    self._serve(clock)
                     pause = 0.1
             except (DeposedError, FencedError) as fault:
                 logger.warning('lead.lost group=%s reason="%s"', self._group, fault)
@@ -298,24 +302,8 @@ class Leadership(threading.Thread):
     def _rest_left_s(self) -> float:
         return self._setbacks.left_s(time.monotonic())
 
-    def _look(self) -> NodeStat | None:
-        """Return the leader node, None if there is none; ZooKeeper is asked only after the node has changed."""
-        if not self._is_watching:
-            self._is_watching = True
-            try:
-                self._seen = self._session.exists(paths.leader(self._group), self._moved)
-            except BaseException:
-                self._is_watching = False
-                raise
-        return self._seen
-
-    def _moved(self) -> None:
-        """Note that the leader node has changed, or may have. Called on the session's thread: set flags only."""
-        self._is_watching = False
-        self._changed.set()
-
-    def _win(self) -> bool:
-        """Wait until this daemon holds the leader node; return False if stopped first."""
+    def _win(self) -> Clock | None:
+        """Wait until this daemon leads; return a clock for its term, None if stopped first."""
         vacant_since: float | None = None
         while not self._stopping.is_set():
             self._changed.clear()
@@ -323,7 +311,7 @@ class Leadership(threading.Thread):
                 vacant_since = None
                 self._changed.wait(UNFIT_S)
                 continue
-            if self._look() is not None:
+            if self._lead.look() is not None:
                 vacant_since = None
                 self._begin_standby()
                 rest_s = self._rest_left_s()
@@ -338,39 +326,14 @@ class Leadership(threading.Thread):
             if left > 0:
                 self._changed.wait(left)
                 continue
-            try:
-                self._session.create(paths.leader(self._group), self._settings.name.encode(), ephemeral=True)
-            except NodeConflictError:
-                continue
-            self._is_watching = False  # the node was last seen vacant, and the watch for this change may still be due
-            return True
-        return False
+            clock = Clock()
+            if self._lead.take(self._name, partial(self._next_epoch, clock)) is None:
+                return clock
+        return None
 
-    def _raise_epoch(self, clock: Clock, times: Times) -> tuple[int, int]:
-        """Take the next controller epoch; return it with the version of its node.
-
-        ZooKeeper's time of the write is compared with the leader's clock in ``times``.
-
-        Raises:
-            StaleStateError: the group is gone.
-            DeposedError: a newer leader has taken an epoch meanwhile.
-        """
-        path = paths.controller(self._group)
-        self._session.ensure(path, ControllerEpoch(0, "", 0).to_json())
-        self._session.sync()
-        node = self._session.get(path)
-        if node is None:
-            raise StaleStateError(f"group {self._group} is gone")
-        epoch = ControllerEpoch.from_json(node.value).epoch + 1 if node.value else 1
-        before_ms = clock.now_ms()
-        fresh = ControllerEpoch(epoch, self._settings.name, before_ms)
-        version = self._session.set(path, fresh.to_json(), node.version)
-        after_ms = clock.now_ms()
-        stat = self._session.exists(path)
-        if stat is None or stat.version != version:
-            raise DeposedError("a newer leader has raised the controller epoch")
-        times.witness(before_ms, stat.modified_ms, after_ms)
-        return epoch, version
+    def _next_epoch(self, clock: Clock, known: bytes | None) -> bytes:
+        epoch = ControllerEpoch.from_json(known).epoch + 1 if known else 1
+        return ControllerEpoch(epoch, self._settings.name, clock.now_ms()).to_json()
 
     def _begin_standby(self) -> None:
         if not self._is_rival:
@@ -398,14 +361,17 @@ class Leadership(threading.Thread):
             standby.end()
         return standby
 
-    def _serve(self) -> None:
+    def _serve(self, clock: Clock) -> None:
         started = time.monotonic()
-        standby = self._end_standby()  # ends while the epoch is raised
-        clock, times = Clock(), Times()
+        standby = self._end_standby()
         since_ms = clock.now_ms()
-        epoch, version = self._raise_epoch(clock, times)
+        token, times = self._lead.tenure.token, Times()
+        assert token is not None
+        raised = ControllerEpoch.from_json(token.value)
+        epoch = raised.epoch
+        times.witness(raised.since_ms, token.modified_ms, since_ms)
         interpreter = Interpreter(
-            self._settings, self._kafka, self._group, self._session, version, clock.now_ms, self._hook
+            self._settings, self._kafka, self._group, self._session, self._lead, clock.now_ms, self._hook
         )
         self._times = interpreter.times
         tail = Tail(self._kafka)
@@ -464,9 +430,8 @@ class Leadership(threading.Thread):
     def _say_serving(self) -> None:
         """Mark the takeover as over: the leader node has version 0 until then, see ``Metadata.lead``."""
         try:
-            self._session.set(paths.leader(self._group), self._settings.name.encode(), 0)
-        except (NodeMissingError, NodeConflictError) as fault:
-            raise DeposedError("the leader node was removed meanwhile") from fault
+            if not self._lead.renew(self._name):
+                raise DeposedError("the leader node was removed meanwhile")
         except UnknownWriteError as fault:
             logger.info('takeover.progress-kept group=%s reason="%s"', self._group, fault)
 
@@ -481,7 +446,6 @@ class Leadership(threading.Thread):
     ) -> None:
         since = time.monotonic()
         give_way_at = float("inf")
-        holder = self._session.session_id
         requested = threading.Event()
         requested.set()
 
@@ -497,14 +461,16 @@ class Leadership(threading.Thread):
                 # The leader is unknown. Decide nothing and read nothing: new frames stay in the buffers.
                 self._stopping.wait(self._settings.poll_s)
                 continue
-            if self._session.session_id != holder:
-                raise DeposedError("the ZooKeeper session was lost")
-            if interpreter.was_away:
-                interpreter.resume()
+            was_away = not self._lead.is_held
+            self._lead.look()
+            if (tenure := self._lead.tenure).state is LeaseState.LOST:
+                raise DeposedError(f"the lead is lost: {tenure.cause.value}")
+            if not self._lead.is_held:
+                continue
+            if was_away:
                 interpreter.run(check_again(group))
             if self._changed.is_set() or time.monotonic() >= give_way_at:
                 self._changed.clear()
-                self._check_lead()
                 left = self._gives_way_in_s(time.monotonic() - since, took_s)
                 if left == 0.0:
                     return
@@ -640,18 +606,6 @@ class Leadership(threading.Thread):
                 len(group.outcome_store),
             )
 
-    def _check_lead(self) -> None:
-        """Check that this daemon still holds the leader node.
-
-        Raises:
-            DeposedError: the node was deleted, or is another coordinator's.
-        """
-        present = self._look()
-        if present is None:
-            raise DeposedError("the leader node was deleted: another coordinator declared this one dead")
-        if present.owner_session_id != self._session.session_id:
-            raise DeposedError("the leader node is another coordinator's")
-
     def _gives_way_in_s(self, served_s: float, took_s: float) -> float | None:
         """Return :func:`rollbridge_coordinator.daemon.succession.gives_way_in_s`; log it when that is 0."""
         candidates = self._peers.candidates
@@ -703,9 +657,4 @@ class Leadership(threading.Thread):
         self.is_leading = False
         self._metrics.remove()
         self._page.remove()
-        try:
-            present = self._session.exists(paths.leader(self._group))
-            if present is not None and present.owner_session_id == self._session.session_id:
-                self._session.delete(paths.leader(self._group))
-        except RollbridgeError as fault:
-            logger.info('lead.node-kept group=%s reason="%s"', self._group, fault)
+        self._lead.give_up()

@@ -42,7 +42,7 @@ from rollbridge.errors import CorruptDataError, InvalidRequestError, LocalEnviro
 from rollbridge.metadata import paths
 from rollbridge.metadata.errors import NodeMissingError
 from rollbridge.metadata.records import Coordinator, DeleteNode
-from rollbridge.metadata.session import Znode, ZooKeeperSession
+from rollbridge.metadata.session import WatchedRead, Znode, ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import GroupName
 from rollbridge_coordinator.daemon.succession import Candidates
@@ -334,10 +334,10 @@ def remove_dead(session: ZooKeeperSession, name: str, life: str, owner: int | No
         for path, found in zip(leads, session.get_many(leads), strict=True)
         if found is not None and found.owner_session_id == owner
     ]
+    operations = [DeleteNode(place, node.version), *own]
     try:
-        session.multi([DeleteNode(place, node.version), *own[: NODES_AT_ONCE - 1]])
-        for start in range(NODES_AT_ONCE - 1, len(own), NODES_AT_ONCE):
-            session.multi(own[start : start + NODES_AT_ONCE])
+        for start in range(0, len(operations), NODES_AT_ONCE):
+            session.multi(operations[start : start + NODES_AT_ONCE])
     except NodeMissingError:
         return None  # another coordinator was faster, or the session has just ended
     return len(own)
@@ -353,18 +353,15 @@ SILENT = Coordinator(0, 0)
 class CoordinatorRegistry:
     """Live coordinators and their records in ZooKeeper.
 
-    One thread reads. ``candidates`` and ``records`` are replaced as a whole, so any thread may use them. Watches fire
-    on the session's thread and drop single nodes under the lock.
+    One thread reads. ``candidates`` and ``records`` are replaced as a whole, so any thread may use them.
     """
 
     def __init__(self, session: ZooKeeperSession, on_change: Callable[[], None]) -> None:
         """Prepare. ``on_change`` is called when :meth:`read` has something new to read, and must not block."""
         self._session = session
         self._on_change = on_change
-        self._lock = threading.Lock()
-        self._nodes: dict[str, Znode] = {}
-        self._is_read = False
-        self._names: list[str] = []
+        self._names = WatchedRead(partial(session.children, paths.COORDINATORS), on_change)
+        self._nodes: dict[str, WatchedRead[Znode | None]] = {}
         self.candidates = Candidates()
         """Coordinators that are alive, and the groups that each is ready for."""
         self.records: Mapping[str, tuple[Znode, Coordinator]] = {}
@@ -376,44 +373,17 @@ class CoordinatorRegistry:
         Raises:
             ZooKeeperUnavailableError, ZooKeeperDeniedError: earlier results are kept.
         """
-        if not self._is_read:
-            self._is_read = True
-            try:
-                self._names = self._session.children(paths.COORDINATORS, self._members_changed)
-            except BaseException:
-                self._is_read = False
-                raise
-        found: dict[str, Znode] = {}
-        for name in self._names:
-            node = self._nodes.get(name)
-            if node is None:
-                moved = threading.Event()
-                node = self._session.get(paths.coordinator(name), partial(self._record_changed, name, moved))
-                if node is None:
-                    continue
-                with self._lock:
-                    if not moved.is_set():
-                        self._nodes[name] = node
-            found[name] = node
-        with self._lock:
-            for name in self._nodes.keys() - found.keys():
-                del self._nodes[name]
+        for name in (names := self._names.get()):
+            read = partial(self._session.get, paths.coordinator(name))
+            self._nodes.setdefault(name, WatchedRead(read, self._on_change))
+        self._nodes = {name: self._nodes[name] for name in names}
+        found = {name: node for name, read in self._nodes.items() if (node := read.get()) is not None}
         known = self.records
         self.records = {
             name: known[name] if name in known and known[name][0] == node else (node, _parse(name, node.value))
             for name, node in found.items()
         }
         self.candidates = Candidates({name: frozenset(item.ready) for name, (_, item) in self.records.items()})
-
-    def _members_changed(self) -> None:
-        self._is_read = False
-        self._on_change()
-
-    def _record_changed(self, name: str, moved: threading.Event) -> None:
-        with self._lock:
-            moved.set()
-            self._nodes.pop(name, None)
-        self._on_change()
 
 
 def within(bytes_max: int, groups: Iterable[GroupName]) -> tuple[GroupName, ...]:

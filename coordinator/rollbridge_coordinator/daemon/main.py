@@ -39,10 +39,10 @@ from rollbridge.errors import (
     UnknownWriteError,
 )
 from rollbridge.kafka.client import KafkaClient
+from rollbridge.lease import Lease, LeaseEvent
 from rollbridge.metadata import paths
-from rollbridge.metadata.errors import NodeConflictError
 from rollbridge.metadata.records import INTERNAL_BUFFERS, SAVEPOINTS, Coordinator
-from rollbridge.metadata.session import SessionState, ZooKeeperSession
+from rollbridge.metadata.session import SessionState, WatchedRead, ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.metrics import ProcessSamples
 from rollbridge.observe.http_service import Endpoint, Probe
@@ -176,10 +176,9 @@ class Daemon:
         self._watch = ReachWatch(self._kafka, self._is_leading, self._changed.set)
         self._peer_watches = PeerWatches(self._session, settings.name)
         self._liveness: Liveness | None = None
-        self._registered_in: int | None = None
+        self._place = Lease(self._session, paths.coordinator(settings.name), changed=self._changed.set)
         self._published = b""
-        self._groups: list[GroupName] = []
-        self._are_groups_read = False
+        self._groups = WatchedRead(self._metadata.groups, self._changed.set)
         self._answered = True
         self._arrival = Arrival(settings.wait_at_start_s, self._stopping)
         self.is_fit = True
@@ -275,10 +274,9 @@ class Daemon:
         """Return the reasons that keep this coordinator from leading; may be called from any thread."""
         if self._arrival.waits_for:
             return [self._arrival.waits_for]
-        session = self._session.session_id
         process_health = ProcessHealth(
             connected=self._session.is_connected,
-            registered=session is not None and session == self._registered_in,
+            registered=self._place.is_held,
             answered=self.is_fit and self._watch.is_answered,
             unreachable=self._watch.unreachable,
             ended=[str(group) for group, leadership in self._leaderships.copy().items() if not leadership.is_alive()],
@@ -372,7 +370,7 @@ class Daemon:
             self._register()
             self._roll.read()
             self._peer_watches.keep(self._roll.records)
-            for group in self._read_groups():
+            for group in self._groups.get():
                 if group not in self._leaderships:
                     leadership = Leadership(
                         self._settings,
@@ -394,52 +392,29 @@ class Daemon:
             self._stopping.wait(1.0)
             self._changed.set()
 
-    def _read_groups(self) -> list[GroupName]:
-        """Return all groups; ZooKeeper is asked only after one was created or removed."""
-        if not self._are_groups_read:
-            self._are_groups_read = True
-            try:
-                self._groups = self._metadata.groups(self._groups_changed)
-            except BaseException:
-                self._are_groups_read = False
-                raise
-        return self._groups
-
-    def _groups_changed(self) -> None:
-        self._are_groups_read = False
-        self._changed.set()
-
     def _register(self) -> None:
-        path = paths.coordinator(self._settings.name)
-        present = self._session.exists(path)
+        place = self._place
+        place.look()
+        is_removed = place.tenure.cause is LeaseEvent.GONE
+        if not self.is_fit or not place.is_held:
+            place.give_up()
         if not self.is_fit:
-            self._registered_in = None
-            if present is not None and present.owner_session_id == self._session.session_id:
-                self._session.delete(path)
             return
-        session = self._session.session_id
-        if present is not None and present.owner_session_id != session:
-            # Left by an earlier session of ours, or a namesake's: it goes when that session ends.
-            logger.info("coordinator.registered-elsewhere coordinator=%s", self._settings.name)
-            self._stopping.wait(0.5)
-            self._changed.set()
-            return
-        if present is None and session == self._registered_in and self._liveness is not None:
+        if is_removed and self._liveness is not None:
             logger.warning(
                 "liveness.off coordinator=%s: peers declared it dead; off until restart", self._settings.name
             )
             self._liveness = None
         record = self._record()
-        if present is None:
-            try:
-                self._session.create(path, record, ephemeral=True)
-            except NodeConflictError:
-                self._changed.set()
-                return
-        elif record != self._published:
-            self._session.set(path, record)
-        self._published = record
-        self._registered_in = session
+        if place.is_held and record == self._published:
+            return
+        if place.renew(record) if place.is_held else place.take(record) is None:
+            self._published = record
+            return
+        # Left by an earlier session of ours, or a namesake's: it goes when that session ends.
+        logger.info("coordinator.registered-elsewhere coordinator=%s", self._settings.name)
+        self._stopping.wait(0.5)
+        self._changed.set()
 
     def _record(self) -> bytes:
         snapshots = self._settings.leader.snapshots

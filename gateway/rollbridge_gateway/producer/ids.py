@@ -1,24 +1,16 @@
-"""Transactional ids and live gateways in ZooKeeper: registered gateways, holders of ids, and entries of ids.
-
-::
-
-    /gateways/live/NAME        ephemeral: host and ports of a gateway
-    /gateways/leases/LIFE      ephemeral: written again and again by a gateway, see rollbridge_gateway.producer.ids
-    /gateways/ids/B/CLIENT     entry of a transactional id, by its client name; B is a bucket
-    /gateways/held/B/CLIENT    ephemeral: the gateway that serves the id now, and its life
+"""Transactional ids and live gateways in ZooKeeper: see :mod:`rollbridge.metadata.paths`.
 
 An id is served by the one gateway that holds it. Another one that is asked for it writes its own name into the holder's
 node, which the holder watches; the holder lets go, answers nothing more for what it has under way, and deletes the
 node. So no gateway acknowledges what another one has already left out.
 
-A holder that has died or stalled does not let go. Its lease proves that its life is over: every other gateway watches
-it all the time; the one with the proof deletes the lease, and the ids are free. A gateway that continues after that has
-lost all of its ids, and begins another life.
+A holder that has died or stalled does not let go. Every other gateway witnesses its lease all the time; one with the
+proof that it is over deletes it, and the ids are free. A gateway that continues after that has lost all of its ids, and
+begins another life. Its ids belong to the session that writes its lease. They would not do in another one: ZooKeeper
+may have ended that, and removed its nodes, while a server without a leader answers its pings on.
 
-That alone would not do for a gateway that stalls in the middle of something, and continues when another one has long
-served the id. So the new holder writes the entry again in the same step, and the version of the entry tells holders
-apart: an entry is written, and a session of the client name begun, only at the version that the holder knows
-(:meth:`Register.guard`).
+Each id is a lease, too, whose token is its entry: that is written, and a session of the client name begun, only at the
+version that the holder knows (:meth:`Register.guard`).
 
 Threads: one confirms and watches others (:meth:`Register.turn`); any number hold, write and release; ZooKeeper's
 threads tell of changes.
@@ -31,86 +23,29 @@ import re
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
 
-from rollbridge.errors import RollbridgeError, UnknownWriteError, ZooKeeperUnavailableError
+from rollbridge.errors import ZooKeeperUnavailableError
+from rollbridge.lease import Lease, Witness
 from rollbridge.metadata import paths
 from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
 from rollbridge.metadata.gateway_store import registered
 from rollbridge.metadata.gateways import GatewayRecord, Holder
-from rollbridge.metadata.records import CheckNode, CreateNode, DeleteNode, NodeOperation, SetNode
+from rollbridge.metadata.records import CheckNode
 from rollbridge.metadata.session import SessionState, Znode, ZooKeeperSession
 from rollbridge_gateway.producer.expiration import forget
 from rollbridge_gateway.producer.table import Entry
 from rollbridge_gateway.server.cluster import Gateway
 from rollbridge_gateway.server.metrics import HANDOVERS
 
-# When a gateway may continue, and when another one may take its ids: lives, and the proof that one is over. Pure.
-#
-# A gateway writes into a node of its own again and again (``/gateways/leases/LIFE``), and is *sure* of what it holds
-# for a while after it began to write, if that write succeeded. Another gateway that has seen the node unchanged for
-# longer than that deletes it, on the condition that it is still unchanged. Then the first one is not sure any more, and
-# never will be under that life: its last write that succeeded was begun before it was seen, and another one can not
-# succeed.
-#
-# ::
-#
-#     holder   write v ........ sure ........|
-#     other         sees v ..... still v, for longer than anyone is sure ...| deletes v
-#     holder                                      (paused)                          write fails: another life
-#
-# No clocks are compared; they only have to run at about the same rate (:data:`MARGIN`). Where the
-# node is gone the life is over, too, however it went: by such a deletion, with the holder's session, of which the
-# time-out is twice as long, or because the holder has ended.
-#
-# So it is with the nodes of ids, since they belong to the session that writes the lease. They would not do in another
-# one: ZooKeeper may have ended that, and removed its nodes, while a server without a leader answers its pings on.
-
-
 SURE_SHARE: Final = 0.5
 """Share of its session's time-out for which a gateway is sure. ZooKeeper's leader hears of a follower's sessions as
 late as after a quarter of the shortest time-out that is possible, so a session outlives this."""
-MARGIN: Final = 0.1
-"""Share by which others wait longer: the possible difference of clock rates, and more."""
 WRITES: Final = 4
 """Writes of a gateway within the time for which it is sure."""
-
-
-class Life:
-    """A gateway's side: until when it is sure."""
-
-    def __init__(self, sure_s: float) -> None:
-        self._sure_s = sure_s
-        self._until_s = float("-inf")
-
-    def written(self, begun_s: float) -> None:
-        """Note that a write has succeeded which was begun at this time, in monotonic seconds."""
-        self._until_s = max(self._until_s, begun_s + self._sure_s)
-
-    def is_sure(self, now_s: float) -> bool:
-        """Return True if no proof can exist that it is over."""
-        return now_s < self._until_s
-
-
-class Witness:
-    """Another gateway's side: for how long it has seen the node of a life unchanged."""
-
-    def __init__(self, sure_s: float) -> None:
-        self._wait_s = sure_s * (1 + MARGIN)
-        self._version: int | None = None
-        self._since_s = 0.0
-
-    def is_over(self, version: int, now_s: float) -> bool:
-        """Note the version that was read, after which ``now_s`` was; return whether that proves the life to be over.
-
-        What is done then has to depend on the version, as a deletion on its condition does.
-        """
-        if version != self._version:
-            self._version, self._since_s = version, now_s
-        return now_s - self._since_s > self._wait_s
 
 
 logger = logging.getLogger(__name__)
@@ -167,12 +102,12 @@ class Register:
         self._turning = threading.Lock()  # over what writes the lease
         self._announcing = threading.Lock()  # over the gateway's own node, which a new life and the loop both write
         self._turns = 0
-        self._id, self._life = "", Life(self._sure_s)
-        self._versions: dict[str, int | None] = {}
-        self._lives: dict[str, str] = {}
-        """Under which life an id was taken."""
-        self._witnesses: dict[str, Witness] = {}
-        self._began_s = self._written_s = float("nan")
+        self._id, self._own = "", Lease(lease, LEASES)
+        self._place = Lease(lease, paths.gateway(name))
+        self._held: dict[str, tuple[Lease, Lease]] = {}
+        """Leases of ids, each with the gateway's own under which it was taken."""
+        self._interruptions, self._witnesses = 0, dict[str, Witness]()
+        self._began_s = float("nan")
         self.lives_lost = 0
         self.handovers = dict.fromkeys(HANDOVERS, 0)
         lease.on_state(self._state_changed)
@@ -183,20 +118,17 @@ class Register:
         """Tell the others that this gateway is there, and where; again after a new session, or in another life."""
         with self._announcing:
             self._me = gateway
-            path, value = paths.gateway(gateway.name), replace(gateway, life=self._id).to_json()
-            found = self._lease.get(path)
-            if found is not None and found.owner_session_id == self._lease.session_id:
-                if found.value != value:
-                    self._lease.set(path, value)
+            place, value = self._place, replace(gateway, life=self._id).to_json()
+            found = place.look()
+            if place.is_held and found is not None and (found.value == value or place.renew(value)):
                 return
-            if found is not None:
-                self._lease.delete(path)  # of an earlier session
-            self._lease.create(path, value, ephemeral=True, parents=True)
+            while (found := place.take(value, over=found)) is not None:
+                """That was of an earlier session."""
 
-    def withdraw(self, name: str) -> None:
+    def withdraw(self) -> None:
         """Tell the others that this gateway goes."""
         self._me = None
-        self._lease.delete(paths.gateway(name))
+        self._place.give_up()
 
     def gateways(self, changed: Callable[[], None] | None = None) -> list[Gateway]:
         """Return the live gateways; ``changed`` is called once, when that may have changed."""
@@ -218,26 +150,19 @@ class Register:
         What was held before is lost then.
         """
         with self._turning:
-            begun_s, life = time.monotonic(), self._life
-            if self._id:
-                try:
-                    self._lease.set(f"{LEASES}/{self._id}", self._name.encode())
-                except NodeMissingError:
-                    self._end_life()
-                else:
-                    self._written_s = begun_s
-                    life.written(begun_s)  # under which it was begun: there may be another one since
-                    return
+            if self._id and self._own.renew(self._name.encode()):
+                return
+            self._end_life()
             self._begin_life()
 
     def is_alive(self) -> bool:
         """Return whether ids can be held: no proof can exist that this life is over."""
-        return self._life.is_sure(time.monotonic())
+        return self._own.is_sure
 
     def is_sure(self, name: str) -> bool:
         """Return whether an id that was held is held: no other gateway can have taken it."""
-        life, number = self._life, self._id
-        return self._lives.get(name) == number and life.is_sure(time.monotonic())
+        held = self._held.get(name)
+        return held is not None and held[0].is_held and held[1].is_sure
 
     @property
     def life_s(self) -> float:
@@ -247,14 +172,13 @@ class Register:
     @property
     def unwritten_s(self) -> float:
         """Seconds since the lease was last written; not a number before it ever was."""
-        return time.monotonic() - self._written_s
+        return time.monotonic() - self._own.renewed_s
 
     def _begin_life(self) -> None:
-        begun_s, number, life = time.monotonic(), uuid.uuid4().hex, Life(self._sure_s)
-        self._lease.create(f"{LEASES}/{number}", self._name.encode(), ephemeral=True, parents=True)
-        life.written(begun_s)
-        self._id, self._life = number, life
-        self._began_s = self._written_s = begun_s
+        self._began_s, number = time.monotonic(), uuid.uuid4().hex
+        own = Lease(self._lease, f"{LEASES}/{number}", sure_s=self._sure_s)
+        own.take(self._name.encode())
+        self._id, self._own = number, own
         if self._me is not None:
             self.announce(self._me)
 
@@ -267,11 +191,13 @@ class Register:
                 self._name,
             )
         self.lives_lost += bool(self._id)
-        self._id, self._life = "", Life(self._sure_s)
-        for name in list(self._versions):
+        self._id = ""
+        for name in list(self._held):
             self._lost(name)
 
     def _look_at_others(self) -> None:
+        if self._interruptions != self._lease.interruptions:  # versions that were seen before may come again
+            self._interruptions, self._witnesses = self._lease.interruptions, {}
         lives = [life for life in self._lease.children(LEASES) if life != self._id]
         self._witnesses = {life: self._witnesses.get(life) or Witness(self._sure_s) for life in lives}
         nodes = self._lease.get_many([f"{LEASES}/{life}" for life in lives])
@@ -309,44 +235,35 @@ class Register:
             takes_over: True if another gateway that holds it is asked to let go.
 
         Raises:
-            NotHeldError: another gateway does not let go in time, or is not asked to.
+            NotHeldError: another gateway does not let go in time.
+            NotHeldError: it is not asked to, and ``is_elsewhere``.
             ZooKeeperUnavailableError, UnknownWriteError: likewise.
         """
-        path, deadline_s, is_taken = paths.gateway_holder(name), time.monotonic() + HANDOVER_S, False
+        lease = Lease(
+            self._lease, paths.gateway_holder(name), paths.gateway_id(name), changed=lambda: self._changed(name, lease)
+        )
+        over, is_taken, deadline_s = None, False, time.monotonic() + HANDOVER_S
         while True:
             if not self.is_alive():
                 self.confirm()
-            number = self._id
-            mine = Holder(self._name, number).encode()
-            node, found = self._lease.get_many([paths.gateway_id(name), path])
-            if found is None or found.owner_session_id == self._lease.session_id:
-                taken = [] if found is None else [DeleteNode(path, found.version)]
-                if self._take(name, mine, node, taken):
-                    break
-                continue
-            is_taken = True
-            self._make_room(name, found, asks=takes_over)
+            own = self._own
+            mine = Holder(self._name, own.name).encode()
+            if (found := lease.take(mine, over=over)) is None:
+                break
+            is_own = found.owner_session_id == self._lease.session_id
+            is_taken = is_taken or not is_own
+            over = found if is_own or self._is_over(found) else None
+            if over is None:
+                self._ask(lease, found, asks=takes_over)
             if time.monotonic() > deadline_s:
                 self.handovers["refused"] += 1
                 raise NotHeldError(f"another gateway has not let go of {name} within {HANDOVER_S:g} s; ask again")
         self.handovers["taken"] += is_taken
-        self._versions[name], self._lives[name] = None if node is None else node.version + 1, number
-        self._watch(name, mine)
-        return None if node is None else Entry.decode(node.value)
-
-    def _take(self, name: str, mine: bytes, node: Znode | None, before: Sequence[NodeOperation]) -> bool:
-        """Create the holder's node and write the entry again, in one step; return False if something has changed."""
-        path = paths.gateway_holder(name)
-        entry = [] if node is None else [SetNode(paths.gateway_id(name), node.value, node.version)]
-        try:
-            self._lease.multi([*before, CreateNode(path, mine, ephemeral=True), *entry])
-        except NodeMissingError:
-            self._lease.ensure(path.rpartition("/")[0])
-        except NodeConflictError:
-            pass
-        else:
-            return True
-        return False
+        self._held[name] = lease, own
+        entry, found = lease.tenure.token, lease.look()
+        if not lease.is_held or found is None or found.value != mine:
+            raise NotHeldError(f"another gateway wants {name}; ask again")
+        return None if entry is None else Entry.decode(entry.value)
 
     def guard(self, name: str) -> CheckNode:
         """Return what is so only while this gateway holds an id, in the same step with something else.
@@ -354,10 +271,11 @@ class Register:
         Raises:
             NotHeldError: it does not hold it, or nothing is on record of it yet.
         """
-        version = self._versions.get(name)
-        if version is None:
+        held = self._held.get(name)
+        checks = [] if held is None else held[0].guard()
+        if not checks:
             raise NotHeldError(f"{name} is not held by this gateway any more; nothing was written")
-        return CheckNode(paths.gateway_id(name), version)
+        return checks[0]
 
     def check(self, name: str) -> None:
         """Make sure that until now no other gateway has held an id since this one does.
@@ -371,27 +289,20 @@ class Register:
         except (NodeMissingError, NodeConflictError) as fault:
             raise NotHeldError(f"another gateway holds {name} by now; ask again") from fault
 
-    def _make_room(self, name: str, found: Znode, *, asks: bool) -> None:
-        """Delete the node of a holder whose life is over; ask one that lives to let go, and wait for that a little.
+    def _is_over(self, found: Znode) -> bool:
+        life = Holder.decode(found.value).life
+        return not _LIFE.fullmatch(life) or self._lease.exists(f"{LEASES}/{life}") is None
 
-        Raises:
-            NotHeldError: it lives, and is not to be asked.
-        """
-        path, holder = paths.gateway_holder(name), Holder.decode(found.value)
-        try:
-            if not _LIFE.fullmatch(holder.life) or self._lease.exists(f"{LEASES}/{holder.life}") is None:
-                self._lease.delete(path, found.version)
-                return
-            if not asks:
-                raise NotHeldError(
-                    f"another gateway serves {name}, and this client is not one of ours; look again", is_elsewhere=True
-                )
-            if not holder.wanted_by:
-                self._lease.set(path, holder._replace(wanted_by=self._name).encode(), found.version)
-        except (NodeMissingError, NodeConflictError):
-            return
-        gone = threading.Event()
-        if self._lease.exists(path, gone.set) is not None:
+    def _ask(self, lease: Lease, found: Znode, *, asks: bool) -> None:
+        holder, gone = Holder.decode(found.value), threading.Event()
+        if not asks:
+            raise NotHeldError(
+                f"{holder.gateway} serves {lease.name}, and this client is not one of ours; look again",
+                is_elsewhere=True,
+            )
+        if not holder.wanted_by:
+            lease.ask(found, holder._replace(wanted_by=self._name).encode())
+        if self._lease.exists(lease.path, gone.set) is not None:
             gone.wait(_LOOK_S)
 
     def write(self, name: str, entry: Entry) -> None:
@@ -401,31 +312,17 @@ class Register:
             NotHeldError: another gateway has written it.
             ZooKeeperUnavailableError, UnknownWriteError.
         """
-        path, version = paths.gateway_id(name), self._versions.get(name)
-        if not self.is_sure(name):
+        held = self._held.get(name)
+        if held is None or not self.is_sure(name):
             raise NotHeldError(f"whether {name} is still held by this gateway is not sure; nothing was written")
-        try:
-            if version is None:
-                self._session.create(path, entry.encode(self._name), parents=True)
-                self._versions[name] = 0
-            else:
-                self._versions[name] = self._session.set(path, entry.encode(self._name), version)
-        except (NodeConflictError, NodeMissingError) as fault:
-            raise NotHeldError(f"another gateway has written the entry of {name}; nothing was written") from fault
+        if not held[0].write(entry.encode(self._name)):
+            raise NotHeldError(f"another gateway has written the entry of {name}; nothing was written")
 
     def release(self, name: str) -> None:
         """Let go of an id."""
-        if name not in self._versions:
-            return
-        del self._versions[name]
-        self._lives.pop(name, None)
-        path = paths.gateway_holder(name)
-        try:
-            found = self._lease.get(path)
-            if found is not None and found.owner_session_id == self._lease.session_id:
-                self._lease.delete(path)
-        except (RollbridgeError, UnknownWriteError) as fault:
-            logger.info("id.release_failed client=%s: %s", name, fault)
+        held = self._held.pop(name, None)
+        if held is not None:
+            held[0].give_up()
 
     def forget(self, bucket: str, expiration_ms: int) -> int:
         """Remove the entries of a bucket that were unused for so long; return how many.
@@ -440,13 +337,7 @@ class Register:
         nodes = self._session.get_many([paths.gateway_id(name) for name in names])
         return [None if node is None else Entry.decode(node.value) for node in nodes]
 
-    def _watch(self, name: str, mine: bytes) -> None:
-        number = self._lives[name]
-        found = self._lease.get(paths.gateway_holder(name), lambda: self._changed(name, number))
-        if found is None or found.owner_session_id != self._lease.session_id or found.value != mine:
-            raise NotHeldError(f"another gateway wants {name}; ask again")
-
-    def _changed(self, name: str, number: str) -> None:
-        if self._lives.get(name) == number:
+    def _changed(self, name: str, lease: Lease) -> None:
+        if self._held.get(name, (None,))[0] is lease:
             self.handovers["given"] += 1
             self._lost(name)

@@ -302,7 +302,7 @@ class Server:
 
     async def _stop(self) -> None:
         try:
-            await self.blocking(self.register.withdraw, self.settings.name)
+            await self.blocking(self.register.withdraw)
         except RollbridgeError as fault:
             logger.info("gateway.withdraw_failed: %s", fault)
         for listener in self._listeners.values():
