@@ -722,16 +722,16 @@ def add_values(batch: RawBatch, header: BatchHeader, keys: list[bytes | None], v
             add_value(record.value)
     except Exception as exc:  # the compiled reader lets errors of any class through
         raise CorruptDataError(f"a record of a batch of {header.record_count} does not parse: {exc}") from exc
-    last = header.base_offset + header.last_offset_delta
-    if record is None or record.offset != last:
-        raise CorruptDataError(f"the last record of a batch that ends at {last} is numbered otherwise")
+    if record is None or record.offset != header.base_offset + header.last_offset_delta:
+        raise CorruptDataError(f"the last of {header.record_count} records of a batch is not numbered as such")
 
 
 def _is_numbered(header: BatchHeader, chunk: Sequence[ParsedRecord], offset: int, *, by_ends: bool) -> bool:
-    if by_ends and not header.is_compacted:
+    is_compacted = header.record_count <= header.last_offset_delta
+    if (by_ends or len(chunk) == 1) and not is_compacted:
         return chunk[0].offset == offset and chunk[-1].offset == offset + len(chunk) - 1
     numbers = [record.offset for record in chunk]
-    if header.is_compacted:
+    if is_compacted:
         last = header.base_offset + header.last_offset_delta
         return offset <= numbers[0] and numbers[-1] <= last and all(map(lt, numbers, islice(numbers, 1, None)))
     return numbers == [*range(offset, offset + len(chunk))]
