@@ -25,7 +25,7 @@ from integration_tests.coordinators import coordinator
 from integration_tests.crashing import STOP_AT
 from integration_tests.patience import PATIENCE_S, eventually
 from integration_tests.pauses import is_stopped
-from rollbridge.doctor.checks import epochs
+from rollbridge.doctor.checks import parts
 from rollbridge.doctor.facts import gather
 from rollbridge.errors import StreamNotFoundError, TransactionAbortedError
 from rollbridge.metadata.changes import SUSPENDED
@@ -245,7 +245,7 @@ def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -
             stage.scale(stage.orders).result(PATIENCE_S)
         with raises_code("stream-busy", match=r"cannot be truncated now: .* has begun, .* it waits"):
             stage.b.admin.truncate(orders, "latest")
-        found = [item for item in epochs(gather(stage.b.settings)) if item.check == "stream-error"]
+        found = [item for item in parts(gather(stage.b.settings)) if item.check == "stream-error"]
         assert len(found) == 1
         assert stage.foreign_id in found[0].what
         assert not answers[0].done()

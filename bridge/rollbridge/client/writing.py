@@ -356,7 +356,7 @@ class Writing:
         # With several streams the commit waits for acknowledgements, so nothing is gained by holding frames back.
         self._outbox = Outbox() if len(self._buffers) == 1 else None
         self._protocol: TransactionProtocol[SavepointFuture] = TransactionProtocol(len(self._buffers))
-        self._turn = threading.Lock()  # for steps of the protocol, and what they send: nobody who has it waits for room
+        self._turn = threading.Lock()  # for steps of the protocol, and what they send: a holder never waits for room
         self._writer = PartWriter(
             completion,
             part,
