@@ -190,6 +190,8 @@ class Lease:
         begun_s = self._clock()
         while True:
             link, (token, found) = self._link(), self._nodes()
+            if link.session_id is None:
+                continue  # it is connected again by now, or the next read waits for that
             if found is not None and expected == version_of(token) and found.value == value and link.owns(found):
                 self._node.forget()
                 self.renewed_s, self._tenure = begun_s, Tenure(LeaseState.HELD, link, token, LeaseEvent.TAKEN)
@@ -256,14 +258,16 @@ class Lease:
         self._tenure = self._tenure.after(LeaseEvent.GIVEN_UP)
         try:
             while not self._is_removed():
-                """Another one has written to it, to ask for it."""
+                """Another one has written to it, to ask for it, or the connection was interrupted."""
         except RollbridgeError as fault:
             logger.info('lease.node_kept path=%s reason="%s"', self.path, fault)
 
     def _is_removed(self) -> bool:
-        link, (token, found) = self._link(), self._nodes()
-        if found is None or not link.owns(found):
+        (token, found), link = self._nodes(), self._link()
+        if found is None or not (link.session_id is None or link.owns(found)):
             return True
+        if link.session_id is None:
+            return False  # it is not known whose the node is
         return self._change(*self._checks(token), DeleteNode(self.path, found.version))
 
     def _nodes(self) -> tuple[Znode | None, Znode | None]:

@@ -202,6 +202,8 @@ class Still(Holder):
 
     def step(self, pause_s: float | None = None, *, halts: float = 0.0) -> None:
         """Let nobody run."""
+        self.zookeeper.now_s += 0.1
+        self.session.notice()
 
 
 def test_a_lease_that_is_seen_as_it_was_once_is_lost() -> None:
@@ -222,6 +224,18 @@ def test_a_lease_that_is_seen_as_it_was_once_is_lost() -> None:
     assert not lease.is_held
     assert lease.look() == before[HELD]
     assert (lease.tenure.state, lease.tenure.cause) == (LeaseState.LOST, LeaseEvent.REPLACED)
+
+
+def test_what_is_given_up_while_the_connection_is_away_is_removed() -> None:
+    """Its session lives, so the node would keep all others from the lease."""
+    zookeeper = ZooKeeper(random.Random(0))
+    holder = Still(zookeeper, "a", is_timed=False)
+    lease = Lease(holder.session, HELD, TOKEN)  # type: ignore[arg-type]
+    assert lease.take(b"a", lambda _: b"raised") is None
+    holder.session.lose(1.0)
+    lease.give_up()
+    assert holder.session.session_id is not None
+    assert HELD not in zookeeper.nodes
 
 
 def former_may_write(kind: type[Lease]) -> bool:
