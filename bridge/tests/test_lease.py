@@ -187,6 +187,7 @@ MUTANTS: Mapping[str, type[Holder] | type[Lease] | type[Witness]] = {
 }
 
 
+@pytest.mark.long_cases("Belated", "Careless")
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_do(name: str) -> None:
     assert find(MUTANTS[name]) is not None
