@@ -32,6 +32,7 @@ from rollbridge.client.admin import StreamDescription
 from rollbridge.consumer.records import Origin, Record, record_of
 from rollbridge.errors import InvalidRequestError, LocalEnvironmentError, RecordTooLargeError
 from rollbridge.metadata.changes import TOPIC_CLOSED, TOPIC_DELETED, StreamFault
+from rollbridge.metadata.picture import StreamPicture
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import KeyRange, check_partition, even_ranges
@@ -356,7 +357,7 @@ def description(config: StreamConfig, fault: str = "", *, left: bool = False) ->
 
 def test_a_stream_with_a_fault_is_in_error_wherever_it_is_shown() -> None:
     fault = StreamFault("its buffer is gone", "buffer-lost", "b", 0)
-    _, own, adopted = stream_table([OWN, ADOPTED], {OWN.name: fault}).splitlines()
+    _, own, adopted = stream_table([StreamPicture(OWN, error=fault), StreamPicture(ADOPTED)]).splitlines()
     assert "error buffer-lost" in own
     assert "active" not in own
     assert "active" in adopted
@@ -365,8 +366,8 @@ def test_a_stream_with_a_fault_is_in_error_wherever_it_is_shown() -> None:
 
 
 def test_an_adopted_topic_shows_where_streams_do() -> None:
-    assert "TOPIC" not in stream_table([OWN], {})
-    head, own, adopted = stream_table([OWN, ADOPTED], {}).splitlines()
+    assert "TOPIC" not in stream_table([StreamPicture(OWN)])
+    head, own, adopted = stream_table([StreamPicture(OWN), StreamPicture(ADOPTED)]).splitlines()
     assert head.endswith("ADOPTED TOPIC")
     assert own.split()[-1] == "-"
     assert adopted.split()[-1] == "orders"

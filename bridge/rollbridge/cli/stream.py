@@ -20,7 +20,7 @@ from rollbridge.cli.txn import transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import LocalEnvironmentError
 from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
-from rollbridge.metadata.picture import shown_state, stream_state
+from rollbridge.metadata.picture import StreamPicture, shown_state, stream_state
 from rollbridge.stream.config import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
 from rollbridge.stream.epochs import EpochHistory, EpochRecord
 from rollbridge.stream.keyspace import KeyRange, Partitioner, cut_evenly, wrong_ranges
@@ -372,31 +372,28 @@ def release(context: CliContext, topic: str, if_exists: bool) -> None:
 def list_streams(context: CliContext, scope: str | None) -> None:
     """List streams."""
     with connected(context) as b:
-        found = b.admin.list_streams(scope)
-        faults = b.admin.stream_faults(found)
-        unreadable = b.admin.unreadable_streams(scope)
+        found, unreadable = b.admin.look_at_streams(scope)
     for name, why in unreadable.items():
         context.tell(f"stream {name} is left out, its settings cannot be read: {why}")
-    document = [_config_document(config, faults.get(config.name)) for config in found]
-    context.answer(document, stream_table(found, faults))
+    context.answer([_config_document(item.config, item.error) for item in found], stream_table(found))
 
 
-def stream_table(streams: Sequence[StreamConfig], faults: Mapping[StreamName, StreamFault]) -> str:
+def stream_table(streams: Sequence[StreamPicture]) -> str:
     """Return a table of streams, with the topics that they have adopted, if any."""
     if not streams:
         return "There are no streams."
     rows = [
         (
-            str(item.name),
-            item.group.group,
-            moment(item.created_ms),
-            shown_state(item, faults.get(item.name)),
-            item.topic or "-",
+            str(item.config.name),
+            item.config.group.group,
+            moment(item.config.created_ms),
+            shown_state(item.config, item.error),
+            item.config.topic or "-",
         )
         for item in streams
     ]
     head = ("STREAM", "GROUP", "CREATED", "STATE", "ADOPTED TOPIC")
-    columns = len(head) if any(item.topic for item in streams) else -1
+    columns = len(head) if any(item.config.topic for item in streams) else -1
     return table(head[:columns], [row[:columns] for row in rows])
 
 

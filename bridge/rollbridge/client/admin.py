@@ -33,9 +33,10 @@ from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.offsets import EARLIEST, LATEST, LogOffsets, list_offsets
 from rollbridge.kafka.topics import view_topics
 from rollbridge.metadata.changes import StreamFault
+from rollbridge.metadata.picture import StreamPicture
 from rollbridge.metadata.records import Group, TransactionRecord
 from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind, WantedStream, refusal
-from rollbridge.metadata.store import Metadata
+from rollbridge.metadata.store import Metadata, look_at_streams
 from rollbridge.stream.config import (
     FOREVER,
     LOG_RETENTION_MS_DEFAULT,
@@ -666,10 +667,6 @@ class Admin:
             return [group for group in self._all_groups() if group.scope == name.scope]
         return [] if config is None else [config.group]
 
-    def unreadable_streams(self, scope: str | None = None) -> dict[StreamName, str]:
-        """Return the streams whose settings cannot be read, which :meth:`list_streams` leaves out, with the reasons."""
-        return self._metadata.unreadable_streams(scope)
-
     def describe(self, stream: str) -> StreamDescription:
         """Describe a stream as it is now.
 
@@ -713,9 +710,12 @@ class Admin:
             self._metadata.require_layout()
         return found
 
-    def stream_faults(self, streams: Iterable[StreamConfig]) -> dict[StreamName, StreamFault]:
-        """Return why transactions of streams are not merged, of those that are in an error state."""
-        return self._metadata.stream_faults([item.name for item in streams])
+    def look_at_streams(self, scope: str | None = None) -> tuple[list[StreamPicture], dict[str, str]]:
+        """Return the streams as status and doctor see them, and why the settings of others cannot be read."""
+        found = look_at_streams(self._metadata, scope)
+        if not any(found):
+            self._metadata.require_layout()
+        return found
 
     def history(self, stream: str, changed: Callable[[], None] | None = None) -> EpochHistory:
         """Return the epochs of a stream; call ``changed`` once when there may be more of them.

@@ -237,14 +237,9 @@ class Metadata:
     def streams(self, scope: str | None = None) -> list[StreamConfig]:
         """Return the configurations of all streams, or of those of a scope, sorted by name.
 
-        Those that cannot be read are left out; :meth:`unreadable_streams` names them.
+        Those that cannot be read are left out; :meth:`stream_records` has them.
         """
         return [item for item in self.stream_records(scope).values() if isinstance(item, StreamConfig)]
-
-    def unreadable_streams(self, scope: str | None = None) -> dict[StreamName, str]:
-        """Return the streams whose configurations cannot be read, with the reasons."""
-        found = self.stream_records(scope)
-        return {name: str(item) for name, item in found.items() if isinstance(item, RollbridgeError)}
 
     def stream_records(self, scope: str | None = None) -> dict[StreamName, StreamConfig | RollbridgeError]:
         """Return the configurations of all streams, or of those of a scope; the error in place of each unreadable."""
