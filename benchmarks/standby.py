@@ -27,9 +27,8 @@ _RARE: Final = {
     f"{_PREFIX}TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": _NEVER,
     f"{_PREFIX}TRANSACTION_BUFFER_SNAPSHOT_MAX_TRANSACTION_COUNT": _NEVER,
     f"{_PREFIX}TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": _NEVER,
-    f"{_PREFIX}TRUNCATE_BUFFERS_MS": _NEVER,
 }
-"""No snapshot is written, and nothing is truncated: what a takeover reads grows without bound."""
+"""No snapshot is written, so nothing is truncated: what a takeover reads grows without bound."""
 
 
 def experiment(site: Site, *, rounds: int, quick: bool) -> Experiment:

@@ -21,10 +21,10 @@ from rollbridge.stream.names import StreamName
 from rollbridge.stream.positions import ReadPosition
 
 SETTINGS = {
-    "TRUNCATE_BUFFERS_MS": "100",
-    "RETENTION_CHECK_MS": "100",
-    "BOOKKEEPING_MS": "100",
-    "EPOCHS_KEEP_MS": "1",
+    "CONSTANT_TRUNCATE_BUFFERS_MS": "100",
+    "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "100",
+    "CONSTANT_BOOKKEEPING_MS": "100",
+    "CONSTANT_EPOCHS_KEEP_MS": "1",
 }
 SCALES = 4
 KEY = b"k"
@@ -38,7 +38,7 @@ def test_a_stream_goes_on_when_its_first_epochs_are_dropped_and_its_leader_dies_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in SETTINGS.items():
-        monkeypatch.setenv(f"ROLLBRIDGE_COORDINATOR_{name}", value)
+        monkeypatch.setenv(name, value)
     root, stream, group = f"/{unique_name('epochs')}", f"{scope}/orders", unique_name("group")
 
     def consumed(last: bytes) -> list[bytes | None]:
@@ -126,14 +126,11 @@ def test_where_epochs_with_records_are_dropped_nobody_says_that_nothing_was_writ
     scope: str,
     unique_name: Callable[[str], str],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     scope_of: Literal["segment", "key"],
 ) -> None:
     """Of what is left nothing was ever written to, so only what was dropped can tell."""
-    for name, value in SETTINGS.items():
-        monkeypatch.setenv(f"ROLLBRIDGE_COORDINATOR_{name}", value)
     root, stream = f"/{unique_name('epochs')}", f"{scope}/orders"
-    with Site(cluster, root, tmp_path) as site, site.connect() as b:
+    with Site(cluster, root, tmp_path, **SETTINGS) as site, site.connect() as b:
         b.admin.create_stream(stream)
         with b.cas_writer(stream) as idle:
             idle.write(key=KEY, value=b"0", expected=EMPTY)

@@ -15,12 +15,17 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.coordinators import coordinator, has_lost_the_lead, until
 from integration_tests.pauses import pause
+from rollbridge.config import ConnectionSettings
+from rollbridge.kafka.client import KafkaClient
+from rollbridge.lease import Lease
 from rollbridge.metadata import paths
-from rollbridge.metadata.records import DeleteNode
+from rollbridge.metadata.records import ControllerEpoch, DeleteNode
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import GroupName, StreamName
-from rollbridge_coordinator.daemon.succession import first_choice
+from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.daemon.leadership import Leadership
+from rollbridge_coordinator.daemon.succession import Candidates, first_choice
 
 LONG_S = 40
 """ZooKeeper's longest session time-out by default. Nothing here waits for it."""
@@ -110,6 +115,37 @@ def test_a_killed_leader_is_replaced_before_its_session_ends(
         with coordinator(place.cluster, place.root, leader, place.logs, arguments=long):
             until(lambda: metadata.leader(place.group) == leader)
             assert place.commit(b, b"again").position > after.position
+
+
+class Alone:
+    """No other coordinator, and Kafka answers."""
+
+    candidates = Candidates({"one": ()})
+    is_fit = True
+
+    def readiness_changed(self) -> None:
+        """Tell nobody."""
+
+    def doubt(self) -> None:
+        """Know better."""
+
+
+def test_a_node_that_could_not_be_given_up_keeps_its_own_coordinator_from_nothing(
+    place: Place, metadata: Metadata
+) -> None:
+    """Its session lives on, so it would stay for ever, and everybody would take the group for led."""
+    metadata.lay_out()
+    metadata.ensure_group(place.group)
+    left = Lease(metadata.session, paths.leader(place.group), paths.controller(place.group), makes_parents=False)
+    assert left.take(b"one", lambda _: ControllerEpoch(4, "one", 0).to_json()) is None
+    servers = place.cluster.bootstrap_servers
+    connection = ConnectionSettings(bootstrap_servers=servers, zookeeper=place.cluster.zookeeper)
+    settings = CoordinatorSettings(name="one", connection=connection, standby_transactions_max=0)
+    leadership = Leadership(settings, KafkaClient(servers), place.group, metadata.session, Alone(), Alone())
+    assert leadership._win() is not None
+    node = metadata.session.get(paths.controller(place.group))
+    assert node is not None
+    assert ControllerEpoch.from_json(node.value).epoch == 5
 
 
 @pytest.mark.long

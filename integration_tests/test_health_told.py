@@ -20,7 +20,7 @@ from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata import paths
 from rollbridge.metadata.picture import NO_COORDINATOR, NO_LEADER
 from rollbridge.metadata.session import ZooKeeperSession
-from rollbridge.stream.names import StreamName
+from rollbridge.stream.names import GroupName, StreamName
 from rollbridge_devcluster.state import free_port
 
 PREFIX = "ROLLBRIDGE_COORDINATOR_"
@@ -59,12 +59,12 @@ def test_what_one_surface_calls_an_error_all_do(
 
     def is_led() -> bool:
         try:
-            return bool(asked("overview")["groups"][0]["serving"])
+            return any(item["serving"] for item in asked("overview")["groups"])
         except urllib.error.URLError:
             return False
 
     assert parts()["coordinator"] == NO_COORDINATOR
-    environment = {f"{PREFIX}PAGE_ADDRESS": f"127.0.0.1:{page}", f"{PREFIX}TOPIC_CHECK_MS": "200"}
+    environment = {f"{PREFIX}PAGE_ADDRESS": f"127.0.0.1:{page}", "CONSTANT_TOPIC_CHECK_MS": "200"}
     with site.connect("teller") as b, coordinator(cluster, f"/{scope}", "one", tmp_path, **environment):
         b.admin.adopt_topic(topic, stream=stream)
         b.admin.create_stream(well)
@@ -95,3 +95,8 @@ def test_what_one_surface_calls_an_error_all_do(
     eventually(lambda: parts().get(f"group {group}") == NO_LEADER, "nobody leads the group")
     assert parts()["coordinator"] == NO_COORDINATOR
     assert parts()[f"stream {stream}"] == "error topic-deleted"
+    with ZooKeeperSession(cluster.zookeeper, root=f"/{scope}") as session:
+        session.set(paths.controller(GroupName.parse(group)), b"what is no record")
+    assert f"its record ({paths.controller(GroupName.parse(group))}) cannot be read" in parts()[f"group {group}"]
+    [found] = [item for item in json.loads(cli("doctor", "--json").out)["findings"] if "controller" in item["what"]]
+    assert (found["check"], found["severity"]) == ("metadata-unreadable", "problem")

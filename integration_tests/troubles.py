@@ -203,7 +203,7 @@ class Scene:
                 self.metrics[name] = f"{LOOPBACK}:{taken[-1]}"
                 settings = {
                     f"{PREFIX}METRICS_ADDRESS": self.metrics[name],
-                    f"{PREFIX}TRUNCATE_BUFFERS_MS": "1000",
+                    "CONSTANT_TRUNCATE_BUFFERS_MS": "1000",
                 }
                 self.pages[name], self.processes[name] = stack.enter_context(
                     paged_coordinator(self.cluster, self._root, name, self.folder, **settings)

@@ -177,6 +177,10 @@ class Lease:
         """True if no proof can exist that it is over."""
         return self.is_kept and self._clock() < self.renewed_s + self._sure_s
 
+    def is_own(self, found: Znode) -> bool:
+        """Return True if a node is of this session, as one is that could not be given up."""
+        return self._link().owns(found)
+
     def guard(self) -> list[CheckNode]:
         """Return the condition of each write of its holder: it was not taken since."""
         return self._checks(self._tenure.token)
@@ -217,7 +221,7 @@ class Lease:
     def look(self) -> Znode | None:
         """Return the node, read again if it may have changed. A lease is held again if that is ours, else lost."""
         link, token, found = self._node.get()
-        if link != self._link():
+        while link != self._link():  # a session that has ended in between is no node that was removed
             self._node.forget()
             link, token, found = self._node.get()
         tenure = self._tenure.over(link)

@@ -285,3 +285,16 @@ def find(mutant: type[Holder] | type[Lease] | type[Witness]) -> int | None:
         part = "lease_type" if issubclass(mutant, Lease) else "witness_type"
         kind = type("Mutant", (Holder,), {part: mutant})
     return next((seed for seed in range(SEEDS) if simulate(seed, kind).faults), None)
+
+
+def test_a_session_that_ends_while_its_node_is_read_is_told_from_a_node_that_was_removed() -> None:
+    zookeeper = ZooKeeper(random.Random(0))
+    holder = Still(zookeeper, "a", is_timed=False)
+    lease = Lease(holder.session, HELD, TOKEN)  # type: ignore[arg-type]
+    assert lease.take(b"a", lambda _: b"raised") is None
+    own = lease._link()
+    links = iter((own, Link(None, 1), Link(None, 1), Link(8, 1), *[Link(8, 1)] * 9))
+    zookeeper.nodes = {path: node for path, node in zookeeper.nodes.items() if path != HELD}
+    lease._link = lambda: next(links)  # type: ignore[method-assign]
+    assert lease.look() is None
+    assert lease._tenure.cause is LeaseEvent.EXPIRED

@@ -250,6 +250,7 @@ class Bridge(BaseClient):
             CommitNumbers(self._counters.next, in_flight),
             options.lease_max,
             OutcomeClient(metadata, settings.client_name),
+            connection=self,
         )
         self._cas_channels = StreamAppenders(kafka, settings.client_name, self._catalog, self._session)
         self._cas_writers: list[CasWriter | Synchronizer[Any, Any]] = []

@@ -78,6 +78,8 @@ class TransactionContext:
     commits: CommitNumbers
     lease_max: timedelta
     leaders: OutcomeClient
+    connection: object = None
+    """Stays open for as long as there is something that it has made."""
     counts: TransactionCounts = field(default_factory=TransactionCounts)
     tracer: Tracer | None = field(default_factory=find_tracer)
     """Records spans; None without OpenTelemetry."""

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from rollbridge.metadata import paths
 from rollbridge.metadata.changes import METADATA_UNREADABLE, UNLED, StreamFault
 from rollbridge.metadata.journal import LOG_BEGINS
 from rollbridge.metadata.records import Coordinator, Group, Lead
@@ -79,7 +78,7 @@ class GroupPicture:
         last_leader: Coordinator that leads it, or led it last; empty if none ever has.
         outdated: State that ZooKeeper has lost, as a leader has found; None if nothing.
         unreadable: Nodes of its changes that cannot be read, or were put aside as they could not.
-        record_fault: Why its record cannot be read.
+        record_fault: Which record of it cannot be read, and why.
     """
 
     record: Group
@@ -106,8 +105,7 @@ class GroupPicture:
         """Return why nothing of it is committed; None if it is."""
         name, lead = str(self.name), self.lead
         if self.record_fault:
-            what = f"its record ({paths.group(self.name)}) cannot be read, so none can lead it: {self.record_fault}"
-            return PartFault("group", name, METADATA_UNREADABLE, what)
+            return PartFault("group", name, METADATA_UNREADABLE, f"its record {self.record_fault}")
         if self.outdated == LOG_BEGINS.decode():
             what = "it has no leader: a restart of its commit log was interrupted"
             return PartFault("group", name, "topic-replaced", what)

@@ -747,8 +747,8 @@ def _group(
             else:
                 works += [work for _, work in works_of({path: node.value}, name)]
         except RollbridgeError as why:
-            if path == paths.group(name):
-                record_fault = str(why)
+            if path in (paths.group(name), paths.controller(name)):
+                record_fault = f"({path}) cannot be read, so none can lead it: {why}"
             else:
                 unreadable.append(path)
     rolls = (item.created_ms for item in works if isinstance(item, CommittingTransactions))

@@ -265,16 +265,18 @@ class Leadership(threading.Thread):
         """Wait for the lead and serve, repeatedly, until stopped."""
         pause = 0.1
         while not self._stopping.is_set():
+            has_won = False
             try:
                 if (clock := self._win()) is not None:
-                    self._term_began = time.monotonic()
+                    self._term_began, has_won = time.monotonic(), True
                     self._serve(clock)
                     pause = 0.1
             except (DeposedError, FencedError) as fault:
                 logger.warning('lead.lost group=%s reason="%s"', self._group, fault)
             except (StaleStateError, RollbridgeError) as fault:
-                logger.warning('lead.given-up group=%s reason="%s"', self._group, fault)
-                self._note_setback()
+                logger.warning('lead.%s group=%s reason="%s"', "given-up" if has_won else "not-won", self._group, fault)
+                if has_won:
+                    self._note_setback()
                 self._health.doubt()
             except Exception:
                 self._note_setback()
@@ -311,8 +313,12 @@ class Leadership(threading.Thread):
                 vacant_since = None
                 self._changed.wait(UNFIT_S)
                 continue
-            if self._lead.look() is not None:
+            if (found := self._lead.look()) is not None:
                 vacant_since = None
+                if self._lead.is_own(found):  # of a term of ours: ZooKeeper did not answer when it was given up
+                    self._lead.give_up()
+                    self._changed.wait(UNFIT_S)
+                    continue
                 self._begin_standby()
                 rest_s = self._rest_left_s()
                 if not self._changed.wait(rest_s or None):
@@ -332,7 +338,12 @@ class Leadership(threading.Thread):
         return None
 
     def _next_epoch(self, clock: Clock, known: bytes | None) -> bytes:
-        epoch = ControllerEpoch.from_json(known).epoch + 1 if known else 1
+        try:
+            epoch = ControllerEpoch.from_json(known).epoch + 1 if known else 1
+        except CorruptDataError as fault:
+            raise StaleStateError(
+                f"{paths.controller(self._group)} cannot be read: {fault}; put it right, as from a backup of ZooKeeper"
+            ) from fault
         return ControllerEpoch(epoch, self._settings.name, clock.now_ms()).to_json()
 
     def _begin_standby(self) -> None:

@@ -147,6 +147,10 @@ PROBE_S: Final = 1.0
 """Interval between probes of a Kafka that does not answer."""
 
 
+NAMESAKE_LOOKS: Final = 30
+"""Looks, two each second, after which it is told that a name is taken: a former session has ended by then."""
+
+
 class Daemon:
     """A coordinator process: its registration, its leaderships, its metrics and health."""
 
@@ -178,6 +182,7 @@ class Daemon:
         self._liveness: Liveness | None = None
         self._place = Lease(self._session, paths.coordinator(settings.name), changed=self._changed.set)
         self._published = b""
+        self._elsewhere = 0
         self._groups = WatchedRead(self._metadata.groups, self._changed.set)
         self._answered = True
         self._arrival = Arrival(settings.wait_at_start_s, self._stopping)
@@ -409,10 +414,16 @@ class Daemon:
         if place.is_held and record == self._published:
             return
         if place.renew(record) if place.is_held else place.take(record) is None:
-            self._published = record
+            self._published, self._elsewhere = record, 0
             return
         # Left by an earlier session of ours, or a namesake's: it goes when that session ends.
-        logger.info("coordinator.registered-elsewhere coordinator=%s", self._settings.name)
+        self._elsewhere += 1
+        if self._elsewhere == NAMESAKE_LOOKS:
+            logger.warning(
+                "coordinator.registered-elsewhere coordinator=%s: another process is registered under this name, so "
+                "this one leads nothing until that ends; give each coordinator a name of its own",
+                self._settings.name,
+            )
         self._stopping.wait(0.5)
         self._changed.set()
 
