@@ -333,10 +333,10 @@ def parts(facts: ClusterFacts) -> Iterator[Finding]:
             case _ if fault.code in UNLED:
                 yield problem(fault.code, what, remedy("unled"))
             case _ if fault.code not in WATCHED:  # see adopted_topics, which knows the topic
-                yield problem("stream-error", what, _out_of_error(facts, fault))
+                yield problem("stream-error", what, _out_of_error(fault))
 
 
-def _out_of_error(facts: ClusterFacts, fault: PartFault) -> str:
+def _out_of_error(fault: PartFault) -> str:
     if fault.code == SUSPENDED:
         return remedy("stream-error", "which waits for native transactions of others")
     if fault.code == UNKNOWN_TOPIC:
@@ -344,9 +344,7 @@ def _out_of_error(facts: ClusterFacts, fault: PartFault) -> str:
             "a topic that was removed does not come back: copy what is needed from the stream, end its "
             f"transactions (rollbridge txn abort), and delete it (rollbridge stream delete {fault.name})"
         )
-    topics = (item.error.topic for item in facts.streams if item.error and str(item.config.name) == fault.name)
-    topic = next(topics, "")
-    return remedy("stream-error", what=f"topic {topic}" if topic else "what is refused")
+    return remedy("stream-error", what=f"topic {fault.topic}" if fault.topic else "what is refused")
 
 
 def leadership(facts: ClusterFacts) -> Iterator[Finding]:

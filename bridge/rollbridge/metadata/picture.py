@@ -32,12 +32,14 @@ class PartFault(NamedTuple):
         name: Which; empty for all of them.
         code: Stable: the name of the doctor's check, or of the stream's fault.
         what: Description, without the name.
+        topic: Topic that is refused; empty if it is about none.
     """
 
     part: str
     name: str
     code: str
     what: str
+    topic: str = ""
 
     @property
     def label(self) -> str:
@@ -134,7 +136,7 @@ class StreamPicture:
             return None
         reason = self.error.reason
         what = f"it is not led: {reason}" if self.error.code in UNLED else f"its transactions wait: {reason}"
-        return PartFault("stream", str(self.config.name), self.error.code, what)
+        return PartFault("stream", str(self.config.name), self.error.code, what, self.error.topic)
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,9 +232,10 @@ class PageSources:
         with answers_within(ANSWER_S):
             picture = look_at_cluster(self._metadata)
         leads = [self._lead_view(item) for item in picture.groups]
-        led = {lead.group: self._board.sheets(lead.group, BOARD_S) for lead in leads if lead.is_here}
+        groups = self._groups(leads, picture.now_ms)  # which waits for leaders' values, for all of them together
+        led = {lead.group: self._board.sheets(lead.group, 0.0) for lead in leads if lead.is_here}
         waiting = {name: waiting_entries(sheets.latest) for name, sheets in led.items() if sheets is not None}
-        return state_document(picture, self._groups(leads, picture.now_ms), waiting)
+        return state_document(picture, groups, waiting)
 
     def group(self, text: str) -> Document:
         """Return a group.
