@@ -244,3 +244,16 @@ def test_a_gateway_announces_itself_once_whoever_does_it(member: Make) -> None:
             for done in [pool.submit(one.register.announce, me) for _ in range(4)]:
                 done.result()
             assert [item.name for item in one.register.gateways()].count(name) == 1
+
+
+def test_a_gateway_whose_name_is_taken_is_not_registered_until_the_other_one_ends(member: Make) -> None:
+    first, second = member("one"), member("one")  # the same address: the same gateway, started again
+    assert second.register.namesake == ""
+    first.register.announce(GatewayRecord(name="one", host="elsewhere", port=1))
+    assert first.register.namesake == "host:1"
+    assert [item.host for item in first.register.gateways()] == ["host"]
+    second.close()
+    eventually(lambda: not first.register.gateways(), "the node of a gateway that has ended is gone")
+    first.register.announce(GatewayRecord(name="one", host="elsewhere", port=1))
+    assert first.register.namesake == ""
+    assert [item.host for item in first.register.gateways()] == ["elsewhere"]

@@ -11,10 +11,10 @@ import pytest
 from rollbridge_gateway.server.server import SILENCE_S, Server
 
 
-def gateway(silence_s: float, *, is_alive: bool = True, is_ready: bool = True) -> Any:
+def gateway(silence_s: float, *, is_alive: bool = True, is_ready: bool = True, namesake: str = "") -> Any:
     return SimpleNamespace(
         is_ready=is_ready,
-        register=SimpleNamespace(is_alive=lambda: is_alive),
+        register=SimpleNamespace(is_alive=lambda: is_alive, namesake=namesake),
         bridge=SimpleNamespace(sender_silence_s=silence_s),
         _ended=[],
     )
@@ -30,6 +30,12 @@ def test_a_gateway_whose_sender_takes_no_turns_is_not_healthy() -> None:
         "it has not been able to send frames for 35 s; `defect:` in its log says why",
     ]
     assert len(faults_of(SILENCE_S + 5, is_alive=False, is_ready=False)) == 3
+
+
+def test_a_gateway_whose_name_is_taken_is_not_healthy() -> None:
+    assert Server.faults(gateway(0.5, namesake="host:1")) == [
+        "the gateway at host:1 has its name; give each one a name of its own"
+    ]
 
 
 @pytest.mark.logs_defects

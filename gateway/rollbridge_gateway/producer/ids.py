@@ -104,6 +104,8 @@ class Register:
         self._turns = 0
         self._id, self._own = "", Lease(lease, LEASES)
         self._place = Lease(lease, paths.gateway(name))
+        self.namesake = ""
+        """Address of another live gateway that is registered under this one's name, if there is one."""
         self._held: dict[str, tuple[Lease, Lease]] = {}
         """Leases of ids, each with the gateway's own under which it was taken."""
         self._interruptions, self._witnesses = 0, dict[str, Witness]()
@@ -115,15 +117,41 @@ class Register:
     # Gateways
 
     def announce(self, gateway: GatewayRecord) -> None:
-        """Tell the others that this gateway is there, and where; again after a new session, or in another life."""
+        """Tell the others that this gateway is there, and where; again after a new session, or in another life.
+
+        Nothing is told while a live gateway at another address has its name: that is the :attr:`namesake`.
+        """
         with self._announcing:
             self._me = gateway
-            place, value = self._place, replace(gateway, life=self._id).to_json()
+            place, value, over = self._place, replace(gateway, life=self._id).to_json(), None
             found = place.look()
             if place.is_held and found is not None and (found.value == value or place.renew(value)):
                 return
-            while (found := place.take(value, over=found)) is not None:
-                """That was of an earlier session."""
+            while (found := place.take(value, over=over)) is not None:
+                if namesake := self._namesake(found, gateway):
+                    if namesake != self.namesake:
+                        logger.error(
+                            "gateway.name-taken gateway=%s by=%s: no client is sent here before that one ends; give "
+                            "each gateway a name of its own",
+                            self._name,
+                            namesake,
+                        )
+                    self.namesake = namesake
+                    return
+                over = found
+            self.namesake = ""
+
+    def _namesake(self, found: Znode, me: GatewayRecord) -> str:
+        """Return the address of the live gateway whose node it is, unless that is this one, or was in an earlier life.
+
+        An address is one process's, so a gateway that starts again need not wait for the end of its former lease.
+        """
+        try:
+            said = GatewayRecord.from_json(self._name, found.value)
+        except ValueError:
+            return ""
+        is_former = said.address == me.address or self._place.is_own(found)
+        return "" if is_former or not self._lives(said.life) else said.address
 
     def withdraw(self) -> None:
         """Tell the others that this gateway goes."""
@@ -290,8 +318,10 @@ class Register:
             raise NotHeldError(f"another gateway holds {name} by now; ask again") from fault
 
     def _is_over(self, found: Znode) -> bool:
-        life = Holder.decode(found.value).life
-        return not _LIFE.fullmatch(life) or self._lease.exists(f"{LEASES}/{life}") is None
+        return not self._lives(Holder.decode(found.value).life)
+
+    def _lives(self, life: str) -> bool:
+        return _LIFE.fullmatch(life) is not None and self._lease.exists(f"{LEASES}/{life}") is not None
 
     def _ask(self, lease: Lease, found: Znode, *, asks: bool) -> None:
         holder, gone = Holder.decode(found.value), threading.Event()

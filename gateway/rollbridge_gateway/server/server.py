@@ -540,6 +540,8 @@ class Server:
         found = [] if self.is_ready else ["it is starting, or ends"]
         if not self.register.is_alive():
             found.append("its lease in ZooKeeper has run out")
+        if self.register.namesake:
+            found.append(f"the gateway at {self.register.namesake} has its name; give each one a name of its own")
         silence_s = self.bridge.sender_silence_s
         if silence_s > SILENCE_S:
             found.append(f"it has not been able to send frames for {silence_s:.0f} s; `defect:` in its log says why")
