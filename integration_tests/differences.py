@@ -227,10 +227,11 @@ ALLOWED: Final[Sequence[Allowed]] = (
     Allowed(
         "PRODUCE",
         _CODE,
-        "invalid_txn_state|unknown_server_error|corrupt_message",
+        "invalid_txn_state|unknown_server_error|corrupt_message|unsupported_compression_type",
         "invalid_record",
         "It is refused, whatever is the matter with it.",
-        "batch: not transactional*|batch: unknown codec*|batch: magic 3*|batch: shorter than it is*",
+        "batch: not transactional*|batch: unknown codec*|batch: no *|batch: magic 3*|batch: shorter than it is*",
+        asked="a batch is damaged, or not transactional",
     ),
     Allowed(
         "INIT_PRODUCER_ID",

@@ -172,6 +172,10 @@ def ask_wrongly(dialogue: Dialogue) -> None:
     for key_type in (0, 1):
         values = {"key_type": key_type, "coordinator_keys": [f"{dialogue.prefix}.group"]}
         dialogue.ask("where coordinators are", Api.FIND_COORDINATOR, 4, values)
+    for name in ("", " "):
+        dialogue.ask("a blank name", Api.FIND_COORDINATOR, 4, {"key_type": 1, "coordinator_keys": [name]})
+        values = {"transactional_id": name, "transaction_timeout_ms": 60_000, "producer_id": -1, "producer_epoch": -1}
+        dialogue.ask("a blank name", Api.INIT_PRODUCER_ID, 4, values)
     for v2 in (False, True):
         _pairs(dialogue, v2=v2)
         _names(dialogue, v2=v2)
@@ -308,6 +312,8 @@ def _batches(dialogue: Dialogue, *, v2: bool) -> None:
         "control": {"attributes": 0x30},
         "time of an append": {"attributes": 0x18},
         "unknown codec": {"attributes": 0x17},
+        "no gzip": {"attributes": 0x11},
+        "no zstd": {"attributes": 0x14},
         "checksum": {"crc": 1},
         "magic 1": {"magic": 1},
         "magic 3": {"magic": 3},

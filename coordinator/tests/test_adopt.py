@@ -364,6 +364,30 @@ def test_nothing_is_committed_to_a_topic_that_is_gone_or_another_one(scene: Scen
         assert scene.committed_soon(scene.commit())
 
 
+@pytest.mark.parametrize("is_new", [False, True])
+def test_what_is_open_does_not_keep_a_topic_that_is_gone_from_being_released(scene: Scene, is_new: bool) -> None:
+    """Producers that begin one transaction after the other would never let it be."""
+    began = scene.open()
+    scene.until(lambda: began[1].bytes in scene.leader.group.fold.open)
+    assert scene.release().code == "stream-busy"
+    scene.world.lose(TOPIC)
+    if is_new:
+        scene.world.create(TOPIC, PARTITIONS)
+    scene.until(lambda: scene.fault() == (TOPIC_RECREATED if is_new else TOPIC_DELETED))
+    late = scene.open()
+    scene.until(lambda: late[1].bytes in scene.leader.group.fold.open)
+    assert scene.release().ok
+    for transaction in (began, late):
+        ended = scene.ended(transaction[1])
+        assert ended.kind is ControlKind.ABORT
+        assert f"topic {TOPIC} was deleted" in ended.reason
+    scene.assert_plain()
+    assert not scene.terms_ended
+    if is_new:
+        assert scene.adopt().ok
+        assert scene.committed_soon(scene.commit())
+
+
 def test_a_buffer_that_the_coordinator_may_not_make_is_named(scene: Scene) -> None:
     scene.world.create("second", 1)
     second = StreamName("topics", "second")

@@ -7,7 +7,7 @@ an error: what was done already is refused as such.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from functools import wraps
@@ -223,7 +223,7 @@ class Admin:
         # Looked up here first, so that a program that is run again needs no coordinator.
         if exist_ok and (found := self._in_use(name)) is not None:
             return self._same(found, said)
-        self._metadata.ensure_group(owner)
+        is_new_group = self._metadata.ensure_group(owner)
         request = AdminRequest(
             kind=RequestKind.CREATE_STREAM,
             stream=str(name),
@@ -240,7 +240,7 @@ class Admin:
             created_ms=wall_ms(),
         )
         try:
-            self._ask(owner, request, timeout_s)
+            self._ask(owner, request, timeout_s, is_new_group=is_new_group)
         except StreamExistsError:
             # Another client has created it meanwhile; or it is being deleted, and then its settings cannot be returned.
             if not exist_ok or (found := self._in_use(name)) is None:
@@ -312,7 +312,7 @@ class Admin:
             wanted = choose(topic, found, wanted)
         else:
             found = None
-        self._metadata.ensure_group(owner)
+        is_new_group = self._metadata.ensure_group(owner)
         request = AdminRequest(
             kind=RequestKind.ADOPT_TOPIC,
             stream=str(name),
@@ -327,7 +327,7 @@ class Admin:
             created_ms=wall_ms(),
         )
         try:
-            self._adopt(owner, request, timeout_s)
+            self._adopt(owner, request, timeout_s, is_new_group)
         except StreamExistsError:
             known = self._in_use(name)  # another client may have adopted it meanwhile
             if not exist_ok or known is None or known.topic != topic:
@@ -335,12 +335,12 @@ class Admin:
             return Adoption(self._same(known, said), found)
         return Adoption(_obeyed(self._config(name), None, timestamps), found)
 
-    def _adopt(self, owner: GroupName, request: AdminRequest, timeout_s: float | None) -> None:
+    def _adopt(self, owner: GroupName, request: AdminRequest, timeout_s: float | None, is_new_group: bool) -> None:
         """Ask for an adoption, again while the leader's broker may not have heard of the topic yet."""
         patience, backoff = None, Backoff()
         while True:
             try:
-                self._ask(owner, request, timeout_s)
+                self._ask(owner, request, timeout_s, is_new_group=is_new_group)
                 return
             except NotFoundError as fault:
                 # From the first answer on: a group that is new has no leader yet.
@@ -814,13 +814,18 @@ class Admin:
         request = AdminRequest(kind=kind, stream=str(name), client_name=self._client_name, created_ms=wall_ms())
         self._ask(self._config(name).group, request, timeout_s)
 
-    def _ask(self, group: GroupName, request: AdminRequest, timeout_s: float | None) -> AdminAnswer:
+    def _ask(
+        self, group: GroupName, request: AdminRequest, timeout_s: float | None, *, is_new_group: bool = False
+    ) -> AdminAnswer:
         try:
             answer = self._metadata.ask(group, request, self._timeout_s if timeout_s is None else timeout_s)
         finally:
             if request.stream:
                 self._forget(request.stream)
         if not answer.ok:
+            if is_new_group:  # only a leader can answer, so the group was made before
+                written = f"nothing was written but group {group}, which is new, and stays without streams"
+                answer = replace(answer, message=answer.message.replace("nothing was written", written))
             raise refusal(answer, request.transaction)
         return answer
 

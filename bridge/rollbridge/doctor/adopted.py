@@ -69,7 +69,7 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
         yield problem(
             TOPIC_DELETED,
             f"{who} was deleted: commits end as aborted",
-            f"end its transactions; then rollbridge stream release {config.topic}",
+            f"rollbridge stream release {config.topic}, which ends what is open as aborted",
         )
     elif topic.topic_id != config.topic_id:
         yield problem(
@@ -134,7 +134,9 @@ def retentions(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _anew(topic: str) -> str:
-    return f"end its transactions; then rollbridge stream release {topic}, and rollbridge stream adopt {topic}"
+    return (
+        f"rollbridge stream release {topic}, which ends what is open as aborted; then rollbridge stream adopt {topic}"
+    )
 
 
 def _claim(facts: ClusterFacts, topic: str, owners: Sequence[str]) -> Iterator[Finding]:

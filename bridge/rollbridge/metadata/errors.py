@@ -148,7 +148,10 @@ def translate(fault: Exception, path: str, *, writes: bool, who: str = "this cli
                     f"the connection to ZooKeeper was lost while {path} was being written ({_text(fault)}); "
                     "the write may have happened: read the node to learn whether it did"
                 )
-            return ZooKeeperUnavailableError(f"ZooKeeper did not answer for {path} in time ({_text(fault)})")
+            return ZooKeeperUnavailableError(
+                f"ZooKeeper did not answer for {path} in time ({_text(fault)}); that was a read, so nothing was "
+                "written: try again, and look at its servers if that lasts"
+            )
         case _:
             return ZooKeeperRefusedError(
                 f"ZooKeeper refuses the request for {path}: {_text(fault)}; nothing was written"

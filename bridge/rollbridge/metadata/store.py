@@ -326,17 +326,18 @@ class Metadata:
                 found[name] = fault
         return found
 
-    def ensure_group(self, name: GroupName, created_ms: int | None = None) -> None:
-        """Create the missing nodes of a group; a coordinator then takes the group over."""
+    def ensure_group(self, name: GroupName, created_ms: int | None = None) -> bool:
+        """Create the missing nodes of a group, which a coordinator then takes over; return True if there were any."""
         skeleton = paths.group_skeleton(name)
         if self.session.exists(skeleton[-1]) is not None:  # nodes are created in order, so this one is the last
-            return
+            return False
         now_ms = wall_ms() if created_ms is None else created_ms
         self.session.ensure(paths.group(name), Group(name, now_ms).to_json())
         outcomes = self.session.multi_pipelined([CreateNode(path, b"")] for path in skeleton)
         for path, fault in zip(skeleton, outcomes, strict=True):
             if fault is not None and not isinstance(fault, NodeConflictError):
                 self.session.ensure(path)
+        return True
 
     def coordinators(self) -> list[str]:
         """Return the names of the coordinators that are alive."""

@@ -25,6 +25,7 @@ from typing import Final
 
 from rollbridge.base.effects import Steps
 from rollbridge.base.ids import SegmentId
+from rollbridge.buffer.table import State
 from rollbridge.errors import (
     ConflictError,
     CorruptDataError,
@@ -91,7 +92,7 @@ from rollbridge_coordinator.streams.adopt import (
     open_again,
     unclaim,
 )
-from rollbridge_coordinator.streams.pending_changes import without_stream
+from rollbridge_coordinator.streams.pending_changes import take_out, without_stream
 from rollbridge_coordinator.streams.retention import load_stream, save
 from rollbridge_coordinator.streams.unled import end_of_stream, mended_nodes
 
@@ -272,25 +273,34 @@ def delete_stream(group: GroupState, name: str, stream: LedStream, now_ms: int) 
     An adopted topic keeps its records, and gets its settings back if the stream has sealed it.
 
     A suspended scale of the stream is given up, and so is the stream's part of a suspended rolling commit.
+    If its topic is gone or another one, its open transactions end as aborted: none can be committed, and while its
+    producers begin others it would never be without any.
 
     Raises:
         ConflictError: transactions of it are open.
     """
-    own = str(stream.config.name)
+    own, faults = str(stream.config.name), group.waits.faults
     busy = [item for item in group.fold.open.values() if own in item.all_streams()]
-    if busy:
+    lost = faults.get(own) if faults.is_lost(own) else None
+    if busy and lost is None:
         raise ConflictError(
             f"stream {own} has {len(busy)} open transactions, the first is {busy[0].transaction_id}; "
             "commit or abort them first; nothing was deleted",
             code="stream-busy",
         )
     if (yield from _doom(group, name, stream.config, (), now_ms)):
+        for transaction in busy if lost is not None else ():
+            if transaction.state is not State.ABORTING:
+                yield from take_out(group, transaction)
+                group.fold.refuse(transaction.id, f"lost with stream {own}: {lost.reason}", now_ms)
         for partition in stream.partitions():
+            for transaction in busy:
+                transaction.first_offsets.pop(partition, None)
             group.fold.positions.pop(partition, None)
             group.housekeeping.starts.pop(partition, None)
         group.snapshots.forget(stream.partitions())
         del group.streams[own]
-        group.waits.faults.forget(own)
+        faults.forget(own)
 
 
 def delete_unled(group: GroupState, name: str, unled: stream_state.Unled, now_ms: int) -> Steps[None]:

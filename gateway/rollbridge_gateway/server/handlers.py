@@ -410,8 +410,6 @@ class RequestHandler:
         return wire.write_answer(head.key, head.version, head.correlation, values)
 
     def _coordinator(self, key: str, client_id: str | None) -> dict[str, Any]:
-        if not key:
-            return _no_coordinator(key, ErrorCode.invalid_request)
         node, host, port = self.server.view().coordinator(client_id)
         return {"key": key, "node_id": node, "host": host, "port": port, "error_code": ErrorCode.none}
 
