@@ -47,6 +47,7 @@ from rollbridge.stream.keyspace import KeySpace
 from rollbridge.stream.names import GroupName, Partition, StreamName
 from rollbridge_coordinator.core import effects as fx
 from rollbridge_coordinator.core.bookkeeping import LateWatch
+from rollbridge_coordinator.core.invariants import violations
 from rollbridge_coordinator.core.loop import work
 from rollbridge_coordinator.core.metrics import Op
 from rollbridge_coordinator.core.settings import LeaderSettings, ScalingSettings, SnapshotSettings
@@ -604,7 +605,9 @@ class Leader:
                 self.group.watch = BlindWatch(0)
             self.fences = deepcopy(self.group.fold.fences)
             self.world.takeovers.update(self.group.counts)
-        elif not self.pending_done:
+        elif self.pending_done:
+            self.world.broken.extend(f"after {self.world.acting}: {what}" for what in violations(self.group))
+        else:
             self.pending_done = True
             if not self.forgetful:
                 self.world.broken.extend(restored_faults(self.world, self.group, self.fences))
