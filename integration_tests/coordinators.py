@@ -22,6 +22,8 @@ from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import GroupName
 
 SESSION_TIMEOUT_S = 1.0
+VALIDATING = {"ROLLBRIDGE_COORDINATOR_VALIDATE": "true"}
+"""For the environment of coordinators that check their state after each step."""
 TERM_ENDS = ("lead.lost ", "lead.given-up ")
 """How a leader says that its term has ended: what tells it first, Kafka's fence or its session, is a matter of luck."""
 
@@ -83,7 +85,7 @@ def coordinator(
             [*command(cluster, root, name, environment, kafka=kafka, zookeeper=zookeeper), *arguments],
             stdout=output,
             stderr=output,
-            env={**os.environ, **environment},
+            env={**os.environ, **VALIDATING, **environment},
             group=None if unix_group is None else int(unix_group),
         )
     try:
@@ -120,7 +122,7 @@ class Relay:
         crash_points: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> None:
-        self._environment = {**os.environ, **(environment or {})}
+        self._environment = {**os.environ, **VALIDATING, **(environment or {})}
         self._cluster = cluster
         self._root = root
         self._logs = logs

@@ -23,6 +23,7 @@ from rollbridge import ScalingPolicy
 from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicSpec
+from rollbridge.metadata.requests import WaitCause
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.epochs import EpochCause
 from rollbridge.stream.names import GroupName
@@ -146,12 +147,13 @@ def test_one_hot_key_and_open_transactions_are_told(site: Site, client: rollbrid
     assert client.admin.describe(stream).config.scaling == ScalingPolicy(events_per_second=50, max_segments=4)
 
     def wait() -> str:
-        found = client.admin.describe(stream).scaling_wait
-        return "" if found is None else found.reason
+        waits = client.admin.waits(stream)
+        return next((row.reasons[0] for row in waits if row.cause is WaitCause.SCALING), "")
 
     with Load(client, stream, keys=1):
         eventually(lambda: "one key makes 100% of its load" in wait(), "the hot key is told")
-        assert "one key makes" in cli("stream", "describe", stream).out
+        assert "(scaling): " in (said := cli("stream", "describe", stream).out)
+        assert "one key makes" in said
         assert segments(client, stream) == 1
     eventually(lambda: not wait(), "nothing is to be done")
     old = [client.begin(stream) for _ in range(3)]
@@ -168,7 +170,7 @@ def test_one_hot_key_and_open_transactions_are_told(site: Site, client: rollbrid
         transaction.commit()
     assert cli("stream", "update", stream, "--no-scaling").code == 0
     assert client.admin.describe(stream).config.scaling is None
-    assert client.admin.describe(stream).scaling_wait is None
+    assert not wait()
 
 
 def test_nonsense_is_refused_with_all_its_faults(client: rollbridge.Bridge, orders: str) -> None:

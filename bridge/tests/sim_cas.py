@@ -11,12 +11,13 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from bridge.tests.sim_effects import Blocked, Driven
 from rollbridge.base.deadlines import Deadline
-from rollbridge.base.effects import AnyEffect, Steps, UnderWay
+from rollbridge.base.effects import AnyEffect
 from rollbridge.base.ids import SegmentId
 from rollbridge.base.sn import (
     ANY,
@@ -57,7 +58,7 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka.fetch import Stretch
 from rollbridge.kafka.records import LogRecord
-from rollbridge.kafka.segment_tail import EndOf, Read, T
+from rollbridge.kafka.segment_tail import EndOf, Read
 from rollbridge.stream.conditions import Scope
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import KeyRange
@@ -295,7 +296,7 @@ class World:
             case EndOf() | Read():
                 answer = self.answer(effect)
                 chance = rng.random() if self.losing else 1.0
-                if chance < STALL:
+                if chance < STALL * (5 if round_.state is RoundState.SEARCHING else 1):  # few rounds come to that
                     if round_.state is RoundState.SEARCHING:
                         doubt(round_)
                     return Stalled("open") if answer is None else Replied(KafkaUnavailableError("lost"))
@@ -509,18 +510,14 @@ class Connection:
                     session = self._session([])
                     if session is not None and session.is_ready:
                         self.sessions.append(session)
-                    found = yield from self._asked(queue.tails.find(request.lineage, request.token))
+                    asked = Driven(queue.tails.find(request.lineage, request.token))
+                    found = yield from asked.turns(self._answer)
                     request.settle(found or queue.refusal(request, verdict))
 
-    def _asked(self, question: Steps[T]) -> Generator[None, None, T]:
-        under_way = UnderWay(question)
-        while (effect := under_way.look_ahead()) is not None:
-            answer = self.world.answer(effect)
-            if answer is None:
-                yield
-            else:
-                under_way.reply(answer)
-        return under_way.result
+    def _answer(self, need: AnyEffect) -> Stretch | int:
+        if (answer := self.world.answer(need)) is None:
+            raise Blocked
+        return answer
 
 
 def place_of_segment(segment: SegmentId) -> Partition:

@@ -14,6 +14,7 @@ from rollbridge.base.errors import InvalidRequestError
 from rollbridge.cli.stream import description_text, given_policy, history_table, scaling_document, scaling_text
 from rollbridge.client.admin import StreamDescription
 from rollbridge.doctor.checks import find
+from rollbridge.metadata.requests import WaitCause, WaitKind, WaitRow
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import even_ranges
@@ -109,11 +110,12 @@ def test_a_policy_and_what_it_waits_for_are_shown() -> None:
         first_epoch=0,
         leader="one",
         open_transactions=(),
-        scaling_wait=ScalingWait(ORDERS, f"{REASON}; waits: clocks differ", 0),
     )
-    text = description_text(found)
+    why = f"{REASON}; waits: clocks differ"
+    row = WaitRow(WaitCause.SCALING, WaitKind.STREAM, str(ORDERS), (str(ORDERS),), 1, 0, (why,))
+    text = description_text(found, [row])
     assert "scaled   at 200 events/s a segment" in text
-    assert f"WAITS    since 1970-01-01 00:00:00Z to be scaled: {REASON}; waits: clocks differ" in text
+    assert f"WAITS    since 1970-01-01 00:00:00Z stream {ORDERS} (scaling): {why}" in text
 
 
 def test_the_history_says_why_a_stream_was_scaled_by_its_load() -> None:

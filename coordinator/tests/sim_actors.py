@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from bridge.tests.sim_effects import Blocked, Driven, Turns
 from coordinator.tests.makers import varied
 from coordinator.tests.sim_conditions import expectation
 from coordinator.tests.sim_expiry import whole_history_of
 from coordinator.tests.sim_snapshots import restored_faults
 from coordinator.tests.sim_truncation import history_of
-from coordinator.tests.sim_world import WRITE_BYTES_MAX, Blocked, Fenced, Gone, Record, World, shard
-from rollbridge.base.effects import AnyEffect, Steps, UnderWay
+from coordinator.tests.sim_world import WRITE_BYTES_MAX, Fenced, Gone, Record, World, shard
+from rollbridge.base.effects import AnyEffect, Steps
 from rollbridge.base.ids import ISSUED_MAX, TransactionId, counter_of, parse_number
 from rollbridge.buffer.fold import BufferFold, BufferLimits
 from rollbridge.buffer.frames import (
@@ -46,6 +47,7 @@ from rollbridge.stream.keyspace import KeySpace
 from rollbridge.stream.names import GroupName, Partition, StreamName
 from rollbridge_coordinator.core import effects as fx
 from rollbridge_coordinator.core.bookkeeping import LateWatch
+from rollbridge_coordinator.core.invariants import violations
 from rollbridge_coordinator.core.loop import work
 from rollbridge_coordinator.core.metrics import Op
 from rollbridge_coordinator.core.settings import LeaderSettings, ScalingSettings, SnapshotSettings
@@ -520,9 +522,9 @@ class Leader:
         if "trusts-its-clock" not in world.faults:
             times.witness(now_ms, world.clock_ms, now_ms)
         settings = settings_of(self.epoch, world.faults)
-        self.under_way: UnderWay[Any] | None = UnderWay(
-            take_over(name, self.epoch, self._fold, settings, tail=tail, times=times)
-        )
+        self.under_way: Driven[Any] | None = None
+        self._turns: Turns[Any]
+        self._begin(take_over(name, self.epoch, self._fold, settings, tail=tail, times=times))
 
     @property
     def procedure(self) -> Steps[Any] | None:
@@ -545,54 +547,55 @@ class Leader:
             if not self.pending_done:
                 if not self.group.is_folded(self.barrier):
                     return
-                self.under_way = UnderWay(finish_pending(self.group))
+                self._begin(finish_pending(self.group))
             elif self.returned:
                 self.returned = False
-                self.under_way = UnderWay(check_again(self.group))
+                self._begin(check_again(self.group))
             else:
                 now_ms = clock_ms + self.skew_ms
                 if "trusts-its-clock" not in self.world.faults:
                     self.group.times.witness_append(self.group.fold.appended_ms, now_ms)
                 is_calm = self.group.waits.lingering is None and not self.group.fold.decided
                 asked = is_calm or bool(self.world.children(paths.requests(self.group.name)))
-                self.under_way = UnderWay(work(self.group, now_ms, requests=asked))
-            self.look_ahead()
+                self._begin(work(self.group, now_ms, requests=asked))
             return
-        self.look_ahead()
         if self.returned and isinstance(self.effect, fx.Write):
             raise StaleStateError("the connection was away in the middle of the work")
-        under_way, effect = self.under_way, self.effect
-        if effect is not None:
-            try:
-                self.world.acting = self.place()
-                blind = "waiting-roll" in self.world.faults and self.world.acting == "must_wait/LookForObstacles"
-                result: Any = [] if blind else self.world.execute(effect, self.epoch)
-                self.world.done[self.world.acting] += 1
-                if "blind-linger" in self.world.faults and self.world.acting in LINGER_LOOKS:
-                    result = dict.fromkeys(result, 0)
-                if "forgotten-outcomes" in self.world.faults and isinstance(effect, fx.ReadCompacted):
-                    result = {key: row for key, row in result.items() if not key.startswith(b"ended-")}
-                if "forgotten-outcomes" in self.world.faults and isinstance(effect, fx.ReadEnded):
-                    result = EndedIds()
-                if "hasty-expiry" in self.world.faults and self.world.acting == "expire_overdue/EndOffsets":
-                    result = dict.fromkeys(result, 0)
-                if isinstance(effect, fx.Now):
-                    result += self.skew_ms
-                under_way.reply(result)
-            except Blocked:
-                return
-            except fx.EffectRefusedError as refused:
-                under_way.refuse(self.world.hear(refused))
-            self.look_ahead()
+        self._turn()
 
-    def look_ahead(self) -> None:
-        """Find out which effect comes next, if a procedure is under way.
+    def _begin(self, procedure: Steps[Any]) -> None:
+        self.under_way = Driven(procedure)
+        self._turns = self.under_way.turns(self._carry_out, refusals=(fx.EffectRefusedError,))
+        self._turn()
+
+    def _turn(self) -> None:
+        """Carry out the next effect, and find out which comes then.
 
         Raises:
-            Refused: The last one was refused, and its procedure has no answer to that: the term ends.
+            EffectRefusedError: It was refused, and its procedure has no answer to that: the term ends.
         """
-        if self.under_way is not None and self.under_way.look_ahead() is None:
-            self._done(self.under_way.result)
+        try:
+            next(self._turns)
+        except StopIteration as end:
+            self._done(end.value)
+
+    def _carry_out(self, effect: AnyEffect) -> Any:
+        self.world.acting = self.place()
+        blind = "waiting-roll" in self.world.faults and self.world.acting == "must_wait/LookForObstacles"
+        try:
+            result: Any = [] if blind else self.world.execute(effect, self.epoch)
+        except fx.EffectRefusedError as refused:
+            raise self.world.hear(refused) from refused
+        self.world.done[self.world.acting] += 1
+        if "blind-linger" in self.world.faults and self.world.acting in LINGER_LOOKS:
+            result = dict.fromkeys(result, 0)
+        if "forgotten-outcomes" in self.world.faults and isinstance(effect, fx.ReadCompacted):
+            result = {key: row for key, row in result.items() if not key.startswith(b"ended-")}
+        if "forgotten-outcomes" in self.world.faults and isinstance(effect, fx.ReadEnded):
+            result = EndedIds()
+        if "hasty-expiry" in self.world.faults and self.world.acting == "expire_overdue/EndOffsets":
+            result = dict.fromkeys(result, 0)
+        return result + self.skew_ms if isinstance(effect, fx.Now) else result
 
     def _done(self, value: Any) -> None:
         self.under_way = None
@@ -602,7 +605,9 @@ class Leader:
                 self.group.watch = BlindWatch(0)
             self.fences = deepcopy(self.group.fold.fences)
             self.world.takeovers.update(self.group.counts)
-        elif not self.pending_done:
+        elif self.pending_done:
+            self.world.broken.extend(f"after {self.world.acting}: {what}" for what in violations(self.group))
+        else:
             self.pending_done = True
             if not self.forgetful:
                 self.world.broken.extend(restored_faults(self.world, self.group, self.fences))
@@ -612,7 +617,6 @@ class Leader:
         """Die, perhaps in the middle of an effect."""
         self.alive = False
         try:
-            self.look_ahead()
             if self.effect is not None:
                 self.world.acting = self.place()
                 self.world.execute_partly(self.effect, self.epoch, share)

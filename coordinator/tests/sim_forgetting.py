@@ -15,6 +15,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from bridge.tests.sim_effects import Driven, Turns
 from coordinator.tests.makers import Bench
 from coordinator.tests.sim_world import Fenced, World
 from rollbridge.base.effects import AnyEffect, Steps
@@ -102,12 +103,11 @@ class Txn:
 
 @dataclass
 class Leader:
-    """A leader, and the step that it is in."""
+    """A leader, and what is left of the procedure that it carries out."""
 
     epoch: int
     group: GroupState
-    step: Steps[Any] | None = None
-    sent: Any = None
+    turns: Turns[Any] | None = None
     folded: int = 0
     ready: bool = False
     is_slow: bool = False
@@ -161,20 +161,18 @@ class Group:
         fold = BufferFold(BufferLimits(lease_ms_max=10**15), lambda *_: None, set(self.outcomes))
         leader = Leader(epoch, GroupState(GROUP, epoch, fold, LeaderSettings()), is_slow=self.rng.random() < 0.3)
         leader.group.streams.update(Bench({STREAM: 1}).group.streams)
-        leader.step = load_sessions(leader.group)
+        self._set_out(leader, load_sessions(leader.group))
         self.leaders = [*self.leaders[-1:], leader]
 
     def lead(self, leader: Leader) -> None:
         """Do one effect, or one thing between two procedures."""
-        if leader.step is not None:
+        if leader.turns is not None:
             try:
-                effect = leader.step.send(leader.sent)
+                next(leader.turns)
             except StopIteration:
-                leader.step, leader.sent = None, None
+                leader.turns = None
                 if not leader.ready:
                     self._loaded(leader)
-                return
-            leader.sent = self._carry_out(effect, leader)
             return
         chance = self.rng.random()
         if chance < (0.02 if leader.is_slow else 0.3):
@@ -184,7 +182,10 @@ class Group:
         elif chance < 0.45:
             self._answer(leader)
         else:
-            leader.step = forget_sessions(leader.group, self.world.clock_ms)
+            self._set_out(leader, forget_sessions(leader.group, self.world.clock_ms))
+
+    def _set_out(self, leader: Leader, procedure: Steps[Any]) -> None:
+        leader.turns = Driven(procedure).turns(lambda effect: self._carry_out(effect, leader))
 
     def _loaded(self, leader: Leader) -> None:
         if "floor-not-loaded" in self.defects:

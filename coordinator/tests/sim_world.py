@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
+from bridge.tests.sim_effects import Blocked
 from rollbridge.base.effects import AnyEffect
 from rollbridge.base.ids import SegmentId
 from rollbridge.base.sn import ANY, DLSN, EMPTY, SN
@@ -50,10 +51,6 @@ class Gone(Exception):
 
 class Missing(Exception):
     """A topic was deleted by its owner."""
-
-
-class Blocked(Exception):
-    """The effect cannot be carried out yet."""
 
 
 BROKERS = 3

@@ -18,6 +18,7 @@ from rollbridge.metadata.changes import StreamFault
 from rollbridge.metadata.gateways import FIRST_PRODUCER_ID, GatewayRecord, IdRecord
 from rollbridge.metadata.picture import NO_LEADER, GroupPicture, StreamPicture
 from rollbridge.metadata.records import Group, Lead, TransactionRecord
+from rollbridge.metadata.requests import NAMED_MAX
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.keyspace import KeyRange, cut_evenly, even_ranges, ranges_of
@@ -48,7 +49,6 @@ from rollbridge_coordinator.page.documents import (
 )
 from rollbridge_coordinator.page.overview import (
     LISTED_MAX,
-    NAMED_MAX,
     STEP_MS,
     TALLIES_KEPT,
     CounterHistory,

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
+from bridge.tests.sim_effects import Blocked
 from coordinator.tests.sim_actors import Leader, scale_request
 from coordinator.tests.sim_truncation import history_of
-from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, World
+from coordinator.tests.sim_world import Fenced, Gone, Record, World
 from rollbridge.errors import RollbridgeError
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import CreateNode, Group, NodeOperation
@@ -44,7 +45,6 @@ class PausedLeader(Leader):
 
     def step(self, clock_ms: int, rng: random.Random) -> None:
         """Do one thing."""
-        self.look_ahead()
         if isinstance(self.effect, ADMIN):
             if self.ids is None:
                 self.ids = {name: topic.id for name, topic in self.world.topics.items()}

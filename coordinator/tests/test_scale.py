@@ -79,8 +79,8 @@ class Loaded(LedWorld):
     def wait(self) -> str:
         """What ZooKeeper says that the stream waits for."""
         raw = self.world.nodes.get(paths.scaling_waits(GROUP))
-        found = None if raw is None else ScalingWaits.from_json(raw).of(ORDERS)
-        return "" if found is None else found.reason
+        waits = () if raw is None else ScalingWaits.from_json(raw).waits
+        return next((item.reason for item in waits if item.stream == ORDERS), "")
 
     def begin(self) -> TransactionId:
         self.counter += 1

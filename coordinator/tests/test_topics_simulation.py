@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from bridge.tests.sim_effects import Blocked
 from coordinator.tests.sim_topics import (
     GROUP,
     ORDERS,
@@ -30,7 +31,7 @@ from coordinator.tests.sim_topics import (
     takes_in,
 )
 from coordinator.tests.sim_truncation import history_of
-from coordinator.tests.sim_world import Blocked, Fenced, Gone, Record, Topic, shard
+from coordinator.tests.sim_world import Fenced, Gone, Record, Topic, shard
 from rollbridge.commitlog.control import ControlKind
 from rollbridge.errors import RollbridgeError
 from rollbridge.metadata import paths

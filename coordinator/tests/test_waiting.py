@@ -9,12 +9,13 @@ import pytest
 from coordinator.tests.makers import Bench
 from rollbridge.base.ids import SegmentId
 from rollbridge.metadata.changes import SUSPENDED, CommittingTransactions, StreamFault
-from rollbridge.metadata.requests import AdminRequest, RequestKind
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind, WaitCause, WaitKind, WaitRow
 from rollbridge.stream.conditions import Leaderless
 from rollbridge.stream.late import Forwarding, LateNotes
 from rollbridge.stream.names import StreamName
 from rollbridge.stream.scaling import ScalingWait
-from rollbridge_coordinator.commit.waiting import CAUSES, WaitCause, WaitKind, changes_of, waits_of
+from rollbridge_coordinator.commit.waiting import CAUSES, waits_of
+from rollbridge_coordinator.core.requests import describe
 from rollbridge_coordinator.core.settings import LeaderSettings
 from rollbridge_coordinator.core.waits import (
     Lingering,
@@ -28,7 +29,7 @@ from rollbridge_coordinator.core.waits import (
 
 ORDERS, AUDIT = "sales/orders", "sales/audit"
 AWAY = Leaderless("sales.orders.segment-0.epoch-0")
-LOOKING = Wait(2_000, 2_200, frozenset({AWAY}), frozenset({AWAY}))
+LOOKING = Wait(2_000, 2_200, frozenset({AWAY}), frozenset({AWAY}), streams=(ORDERS,))
 DENIED = StreamFault("it may not be written", "TOPIC_AUTHORIZATION_FAILED", "t", 1_500)
 ROLL = CommittingTransactions((), (), 1_000, 1)
 
@@ -127,7 +128,22 @@ def test_a_wait_is_in_the_table_once_with_its_cause(name: str) -> None:
     [row] = waits_of(bench.group)
     assert (row.cause, row.kind, row.since_ms, row.retry_ms) == (cause, kind, since_ms, retry_ms)
     assert reason in " ".join(row.reasons)
-    assert changes_of(bench.group) == ([row] if kind in (WaitKind.SCALE, WaitKind.ROLLING_COMMIT) and reason else [])
+    assert row.is_change == (kind in (WaitKind.SCALE, WaitKind.ROLLING_COMMIT) and bool(reason))
+
+
+def test_a_stream_is_described_by_the_waits_that_concern_it() -> None:
+    bench = bench_of()
+    for wait in (hold_scale, refuse_stream, leave_unanswered, gather):
+        wait(bench)
+
+    def told(stream: str) -> tuple[WaitRow, ...] | None:
+        request = AdminRequest(kind=RequestKind.DESCRIBE, stream=stream, created_ms=0)
+        return AdminAnswer.from_json(describe(bench.group, request, 0).to_json()).waits
+
+    rows = waits_of(bench.group)
+    assert told(ORDERS) == tuple(row for row in rows if ORDERS in row.streams)
+    assert {row.cause for row in told(ORDERS) or ()} >= {WaitCause.OBSTACLES, WaitCause.LATE_COMMITS}
+    assert told("sales/other") == ()
 
 
 def test_each_cause_has_its_rule_and_a_wait() -> None:

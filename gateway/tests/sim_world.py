@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from rollbridge.base.effects import AnyEffect, Steps, UnderWay
+from bridge.tests.sim_effects import Driven, Turns
+from rollbridge.base.effects import AnyEffect, Steps
 from rollbridge.buffer.savepoints import notes_bytes, notes_fault
 from rollbridge.errors import InvalidRequestError
 from rollbridge_gateway.producer.expiration import (
@@ -54,7 +55,6 @@ from rollbridge_gateway.producer.procedures import (
 from rollbridge_gateway.producer.table import Entry, KnownEnd, Step
 
 T = TypeVar("T")
-Turns = Generator[None, None, T]
 STREAMS = ("sales/orders", "stock/moves")
 """Each of a transaction group of its own."""
 
@@ -190,7 +190,7 @@ class World:
         self.used_ms = self.now_ms
         self.is_swept = False
         self.has_jumps = False
-        self.sweepers: list[UnderWay[int]] = []
+        self.sweepers: list[Turns[int]] = []
 
     def expire(self) -> None:
         """End an open transaction by its lease, as a leader does on its own."""
@@ -244,21 +244,15 @@ class World:
         if self.is_swept and self.dice.random() < 0.3:
             if len(self.sweepers) < 3 and self.dice.random() < 0.3:
                 own_ms = self.now_ms + self.dice.choice((0, self.clock_ms - self.now_ms))
-                self.sweepers.append(UnderWay(sweep(EXPIRATION_MS, own_ms)))
+                self.sweepers.append(Driven(sweep(EXPIRATION_MS, own_ms)).turns(self.swept))
             elif self.sweepers:
-                self.go_on(self.dice.choice(self.sweepers))
-
-    def go_on(self, sweeper: UnderWay[int]) -> None:
-        """Carry out the next step of a sweep; what it finds is looked at by its next step, whenever that is."""
-        effect = sweeper.look_ahead()
-        if effect is None:
-            self.sweepers.remove(sweeper)
-        else:
-            self.steps[type(effect).__name__] += 1
-            sweeper.reply(self.swept(effect))
+                sweeper = self.dice.choice(self.sweepers)
+                if next(sweeper, self) is self:
+                    self.sweepers.remove(sweeper)
 
     def swept(self, effect: AnyEffect) -> Any:
         """Carry out a step of a sweep."""
+        self.steps[type(effect).__name__] += 1
         match effect:
             case FindOld(before_ms):
                 return [NAME] if self.entry is not None and self.written_ms <= before_ms else []
@@ -383,27 +377,22 @@ class Gateway:
     def _steps(self, procedure: Steps[T], hold: Hold, *, wait: bool) -> Turns[T]:
         """Carry a procedure out; yields wherever the gateway may stand still."""
         try:
-            result = yield from self._drive(procedure, hold)
+            result = yield from Driven(procedure).turns(
+                lambda effect: self._effect(effect, hold),
+                refusals=(LostTransactionError, NothingWrittenError, RefusedError),
+                live_on=self._live_on,
+            )
             ticket = getattr(result, "ticket", result)
+            yield
             if wait and isinstance(ticket, Ticket):
-                yield
-                self._maybe_die("wait")
+                self._live_on("before the wait")
                 self._arrive(ticket, hold)
-                self._maybe_die("waited")
+                self._live_on("after the wait")
                 if self.world.holder is not self:
                     raise AskAgain  # it is not sure of its session
             return result
         finally:
             procedure.close()
-
-    def _drive(self, procedure: Steps[T], hold: Hold) -> Turns[T]:
-        under_way = UnderWay(procedure)
-        while (effect := under_way.look_ahead()) is not None:
-            try:
-                under_way.reply((yield from self._carry_out(effect, hold)))
-            except (LostTransactionError, NothingWrittenError, RefusedError) as fault:
-                under_way.refuse(fault)
-        return under_way.result
 
     def _arrive(self, ticket: Ticket, hold: Hold) -> None:
         txn = ticket.txn
@@ -413,21 +402,11 @@ class Gateway:
             txn.notes = {**txn.notes, **ticket.notes}
             txn.saved_offsets = ticket.offsets
 
-    def _maybe_die(self, where: str) -> None:
+    def _live_on(self, where: str) -> None:
         self.world.stir()
         if self.world.dice.random() < self.world.crash:
-            self.world.steps[f"crash at {where}"] += 1
+            self.world.steps[f"crash {where}"] += 1
             raise Crash(where)
-
-    def _carry_out(self, effect: AnyEffect, hold: Hold) -> Turns[Any]:
-        name = type(effect).__name__
-        yield
-        self._maybe_die(f"before {name}")
-        self.world.steps[name] += 1
-        result = yield from self._effect(effect, hold)
-        yield
-        self._maybe_die(f"behind {name}")
-        return result
 
     def _begin_session(self, hold: Hold, *, anew: bool = False) -> None:
         """Begin a session of the client name, if none was begun by this holder; nothing of older ones counts then."""
@@ -442,6 +421,7 @@ class Gateway:
 
     def _effect(self, effect: AnyEffect, hold: Hold) -> Turns[Any]:
         world = self.world
+        world.steps[type(effect).__name__] += 1
         match effect:
             case WriteEntry(entry):
                 if hold.version != world.version:

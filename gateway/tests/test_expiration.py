@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from bridge.tests.sim_effects import Driven, Turns
 from gateway.tests.sim_world import DAY_MS, EXPIRATION_MS, NAME, STREAMS, AskAgain, Gateway, World
-from rollbridge.base.effects import AnyEffect, UnderWay, run
+from rollbridge.base.effects import AnyEffect, run
 from rollbridge_gateway.producer import expiration, procedures
 from rollbridge_gateway.producer.expiration import (
     ALL_BUCKETS,
@@ -50,21 +51,19 @@ class Play:
         assert self.world.session_ms is None
         self.sweeper = self.new_sweep()
 
-    def new_sweep(self) -> UnderWay[int]:
-        sweeper = UnderWay(sweep(EXPIRATION_MS, self.world.now_ms))
-        self.world.sweepers.append(sweeper)
+    def new_sweep(self) -> Turns[int]:
+        sweeper = Driven(sweep(EXPIRATION_MS, self.world.now_ms)).turns(self.world.swept)
+        next(sweeper)
         return sweeper
 
     def step(self) -> None:
         """Go on with the sweep."""
-        if self.sweeper in self.world.sweepers:
-            self.world.go_on(self.sweeper)
+        next(self.sweeper, None)
 
     def whole_sweep(self) -> None:
         """Another one, without a pause."""
-        sweeper = self.new_sweep()
-        while sweeper in self.world.sweepers:
-            self.world.go_on(sweeper)
+        for _ in self.new_sweep():
+            pass
 
     def die(self) -> None:
         """The gateway that holds the id dies."""

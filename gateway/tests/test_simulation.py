@@ -392,7 +392,7 @@ def test_each_record_counts_once_whoever_dies(block: int) -> None:
             fault.add_note(f"seed {seed}")
             raise
     if SEEDS >= 400:
-        assert {"Resume", "Finish", "Save", "AbortLeft", "crash at behind Finish", "crash at before Save"} <= set(steps)
+        assert {"Resume", "Finish", "Save", "AbortLeft", "crash after Finish", "crash before Save"} <= set(steps)
         assert steps["went on"] > 100
         assert steps["removed"] > 0
 

@@ -18,6 +18,7 @@ import rollbridge
 from integration_tests.backends import faults
 from integration_tests.backends.interface import Ability, AnyCluster
 from integration_tests.backends.local import LocalCluster
+from integration_tests.coordinators import VALIDATING
 from integration_tests.defects import defects_in
 from integration_tests.history.events import FOREIGN
 from integration_tests.history.owner import Owner
@@ -201,6 +202,7 @@ class Nemesis:
         wrong_s = self._choice.choice([-1, 1]) * self._choice.uniform(0.5, 1.5) * 86_400
         env = {
             "ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_S),
+            **VALIDATING,
             "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "200",
             # Or the commit log would be kept as far back as a takeover may read, which is further than a history goes.
             "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": "500",

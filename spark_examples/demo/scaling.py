@@ -23,6 +23,7 @@ import rollbridge
 from rollbridge.cli.common import counted
 from rollbridge.cli.stream import history_table
 from rollbridge.errors import RollbridgeError
+from rollbridge.metadata.requests import WaitCause
 from rollbridge_devcluster.ephemeral import ProcessCluster
 
 STREAM: Final = "shop/clicks"
@@ -81,10 +82,11 @@ class Watcher:
                 self._epoch = record.epoch
                 if record.reason:
                     self.tell(f"scaled to {counted(len(record.segments), 'segment')}: {record.reason}")
-        wait = self._b.admin.describe(self._stream).scaling_wait
-        if wait is not None and wait.reason != self._wait:
-            self.tell(f"waits: {wait.reason}")
-        self._wait = "" if wait is None else wait.reason
+        waits = self._b.admin.waits(self._stream)
+        wait = next((row.reasons[0] for row in waits if row.cause is WaitCause.SCALING), "")
+        if wait not in ("", self._wait):
+            self.tell(f"waits: {wait}")
+        self._wait = wait
         return len(history.active.segments)
 
 

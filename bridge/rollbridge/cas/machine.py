@@ -31,7 +31,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from rollbridge.base.effects import AnyEffect, Effect, Steps
+from rollbridge.base.effects import AnyEffect, Effect, Steps, UnderWay
 from rollbridge.base.ids import SegmentId
 from rollbridge.base.sn import ANY, DLSN, SN
 from rollbridge.cas.request import AppendRequest
@@ -241,9 +241,7 @@ class ConditionalAppend:
         self._offset = 0
         self._behind: Sequence[AppendRequest] = ()
         self._sns: list[tuple[SN, ...]] = []
-        self._question: Steps[Any] = self._look()
-        self._need: AnyEffect = EndOf(self.place)
-        """Read to continue with after an early abort."""
+        self._question: UnderWay[Any]
 
     @property
     def place(self) -> Partition:
@@ -286,18 +284,9 @@ class ConditionalAppend:
         return self._ask(RoundState.DECIDING, self._verdicts(event.offset))
 
     def _read_on(self, event: Replied) -> AnyEffect | None:
-        answer = event.answer
-        try:
-            question = self._question
-            need = question.throw(answer) if isinstance(answer, Exception) else question.send(answer)
-        except StopIteration as done:
-            return self.handle(Stable(done.value))
-        except RollbridgeError as why:
-            return self.handle(Failed(why))
-        if self.state is RoundState.DECIDING and self._is_refuted():
-            self._need = need
-            return self.handle(Refuted())
-        return need
+        question, answer = self._question, event.answer
+        question.refuse(answer) if isinstance(answer, Exception) else question.reply(answer)
+        return self._read()
 
     def _choose(self, event: Stable) -> AnyEffect | None:
         if not any(isinstance(verdict, Exception) for verdict in event.answer):
@@ -324,7 +313,8 @@ class ConditionalAppend:
 
     def _undone(self, _: RoundEvent) -> AnyEffect | None:
         if self.result is None:
-            return self._to(RoundState.JUDGING, self._need)
+            self.state = RoundState.JUDGING
+            return self._question.effect  # the read that the early abort came before
         self._finish(self.result)
         return None
 
@@ -367,8 +357,19 @@ class ConditionalAppend:
         return effect
 
     def _ask(self, state: RoundState, question: Steps[Any]) -> AnyEffect | None:
-        self.state, self._question = state, question
-        return self._read_on(Replied(None))
+        self.state, self._question = state, UnderWay(question)
+        return self._read()
+
+    def _read(self) -> AnyEffect | None:
+        try:
+            need = self._question.look_ahead()
+        except RollbridgeError as why:
+            return self.handle(Failed(why))
+        if need is None:
+            return self.handle(Stable(self._question.result))
+        if self.state is RoundState.DECIDING and self._is_refuted():
+            return self.handle(Refuted())
+        return need
 
     def _abort(self, result: RoundResult) -> AnyEffect:
         self.result = result

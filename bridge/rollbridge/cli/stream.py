@@ -16,18 +16,19 @@ from click.core import ParameterSource
 from rollbridge.base.ids import SegmentId
 from rollbridge.cli.common import CliContext, connected, counted, is_terminal, moment, table
 from rollbridge.cli.records import duration, key_range, segment_numbers, size
-from rollbridge.cli.txn import transaction_document, transaction_table
+from rollbridge.cli.txn import STORY_S, transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
-from rollbridge.errors import LocalEnvironmentError
+from rollbridge.errors import LocalEnvironmentError, RollbridgeError
 from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
 from rollbridge.metadata.picture import StreamPicture, shown_state, stream_state
+from rollbridge.metadata.requests import WaitRow
 from rollbridge.stream.config import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
 from rollbridge.stream.epochs import EpochHistory, EpochRecord
 from rollbridge.stream.keyspace import KeyRange, Partitioner, cut_evenly, wrong_ranges
 from rollbridge.stream.names import DEFAULT_GROUP, SegmentPlaces, StreamName, check_stream_or_topic
 from rollbridge.stream.picture import lineage_svg
 from rollbridge.stream.positions import parse_start
-from rollbridge.stream.scaling import ScalingPolicy, ScalingWait
+from rollbridge.stream.scaling import ScalingPolicy
 from rollbridge.stream.segment_graph import Segment
 
 # Retention on the command line, of streams and of commit logs: its options, and how it is told.
@@ -160,11 +161,6 @@ def scaling_document(policy: ScalingPolicy | None) -> dict[str, Any] | None:
         "min_segments": policy.min_segments,
         "max_segments": policy.max_segments,
     }
-
-
-def wait_document(wait: ScalingWait | None) -> dict[str, Any] | None:
-    """Return what a stream waits for as JSON."""
-    return None if wait is None else {"reason": wait.reason, "since_ms": wait.since_ms}
 
 
 _STREAM = click.argument("stream_name", metavar="SCOPE/STREAM|TOPIC")
@@ -401,10 +397,21 @@ def stream_table(streams: Sequence[StreamPicture]) -> str:
 @_STREAM
 @click.pass_obj
 def describe(context: CliContext, stream_name: str) -> None:
-    """Show the current state of a stream: its segments and its open transactions."""
+    """Show the current state of a stream: its segments, its open transactions, and what it waits for."""
+    waits, why = tuple[WaitRow, ...](), "no coordinator leads its group"
     with connected(context) as b:
         found = b.admin.describe(stream_name)
-    context.answer(_description_document(found), description_text(found))
+        if found.leader is not None:
+            try:
+                waits, why = b.admin.waits(stream_name, timeout_s=STORY_S), ""
+            except RollbridgeError as fault:
+                why = str(fault)
+    document = {
+        **_description_document(found),
+        "waits": [row.document() for row in waits],
+        "waits_unknown": why or None,
+    }
+    context.answer(document, description_text(found, waits, why))
 
 
 @stream.command()
@@ -666,7 +673,7 @@ def _segment_table(record: EpochRecord, partitions: Mapping[SegmentId, int]) -> 
 _HEADERS_OF: Final = {HeaderForm.EACH: "each record", HeaderForm.FIRST: "the first record of each batch"}
 
 
-def description_text(found: StreamDescription) -> str:
+def description_text(found: StreamDescription, waits: Sequence[WaitRow] = (), waits_unknown: str = "") -> str:
     """Return a description for people to read."""
     config = found.config
     what_it_keeps = retention_text(config.retention)
@@ -691,14 +698,21 @@ def description_text(found: StreamDescription) -> str:
         is_lost = found.fault.code in (TOPIC_DELETED, TOPIC_RECREATED)
         what = "its commits end as aborted" if is_lost else "its transactions wait"
         lines += [f"ERROR    since {moment(found.fault.since_ms)} {what}: {found.fault.reason}"]
-    if found.scaling_wait is not None:
-        lines.append(f"WAITS    since {moment(found.scaling_wait.since_ms)} to be scaled: {found.scaling_wait.reason}")
+    lines += [f"WAITS    {_wait_text(row)}" for row in waits]
+    if waits_unknown:
+        lines.append(f"WAITS    are not known: {waits_unknown}")
     lines += ["", _segment_table(found.active, found.partitions), ""]
     if found.open_transactions:
         lines.append(transaction_table(found.open_transactions))
     else:
         lines.append("No open transaction has outlived half a second.")
     return "\n".join(lines)
+
+
+def _wait_text(row: WaitRow) -> str:
+    since = f"since {moment(row.since_ms)} " if row.since_ms else ""
+    what = f"{row.kind} {row.name}".rstrip()
+    return f"{since}{what} ({row.cause}): {'; '.join(row.reasons) or 'more late commits'}"
 
 
 def _is_on_topic(found: StreamDescription) -> bool:
@@ -746,7 +760,6 @@ def _description_document(found: StreamDescription) -> dict[str, Any]:
         "first_epoch": found.first_epoch,
         "active": _epoch_document(found.config.places, found.active, found.partitions),
         "open_transactions": [transaction_document(record) for record in found.open_transactions],
-        "scaling_wait": wait_document(found.scaling_wait),
     }
 
 

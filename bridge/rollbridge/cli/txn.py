@@ -36,7 +36,7 @@ from rollbridge.stream.config import outlived
 from rollbridge.stream.names import GroupName, StreamName
 
 _STATES = [State.OPEN.value, State.COMMITTING.value, State.ABORTING.value]
-_STORY_S = 5.0
+STORY_S = 5.0
 """Timeout in s of asking the leader for events; without them the record is still shown."""
 _NAMES_MAX = 20
 """Most segment names shown; streams may have thousands."""
@@ -189,7 +189,7 @@ def _story(
 ) -> tuple[TransactionStory | None, str | None]:
     """Return the leader's events, or the reason why there are none; raise it if there is no record either."""
     try:
-        return b.story(identifier, group=None if record is None else record.group, timeout=_STORY_S), None
+        return b.story(identifier, group=None if record is None else record.group, timeout=STORY_S), None
     except CorruptDataError as fault:
         if record is None:
             raise TransactionNotFoundError(

@@ -35,7 +35,7 @@ from rollbridge.kafka.topics import view_topics
 from rollbridge.metadata.changes import StreamFault
 from rollbridge.metadata.picture import StreamPicture
 from rollbridge.metadata.records import Group, TransactionRecord
-from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind, WantedStream, refusal
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind, WaitRow, WantedStream, refusal
 from rollbridge.metadata.store import Metadata, look_at_streams
 from rollbridge.stream.config import (
     FOREVER,
@@ -52,7 +52,7 @@ from rollbridge.stream.epochs import EpochHistory, EpochRecord
 from rollbridge.stream.keyspace import Fit, KeyRange, Partitioner, check_partition, even_ranges, fit, ranges_of
 from rollbridge.stream.names import DEFAULT_GROUP, GroupName, SegmentPlaces, StreamName, check_adoptable, group_named
 from rollbridge.stream.positions import ReadPosition, StartLike, parse_start
-from rollbridge.stream.scaling import FIXED, ScalingPolicy, ScalingWait
+from rollbridge.stream.scaling import FIXED, ScalingPolicy
 
 RangeLike = KeyRange | tuple[float, float]
 
@@ -81,7 +81,6 @@ class StreamDescription:
         open_transactions: Its open transactions that outlived a moment, oldest first.
         fault: Why its transactions are not merged; None unless the stream is in an error state.
         partitions: Partition number of each active segment, by which consumers and producers name it.
-        scaling_wait: Why it is not scaled now although its scaling policy asks for it; None if it does not.
     """
 
     config: StreamConfig
@@ -93,7 +92,6 @@ class StreamDescription:
     open_transactions: tuple[TransactionRecord, ...]
     fault: StreamFault | None = None
     partitions: Mapping[SegmentId, int] = field(default_factory=dict)
-    scaling_wait: ScalingWait | None = None
 
 
 P = ParamSpec("P")
@@ -688,8 +686,26 @@ class Admin:
             ),
             fault=self._metadata.stream_fault(name),
             partitions={item.id: history.graph.partitions[item.id] for item in history.active.segments},
-            scaling_wait=None if config.scaling is None else self._metadata.scaling_waits(config.group).of(name),
         )
+
+    @_within_its_time
+    def waits(self, stream: str, *, timeout_s: float | None = None) -> tuple[WaitRow, ...]:
+        """Return what concerns a stream of all that waits in its group, the longest wait first.
+
+        Raises:
+            StreamNotFoundError: there is no such stream.
+            CoordinatorUnavailableError: no coordinator answered.
+            InvalidRequestError: a leader of an older version, which does not tell.
+        """
+        config = self._config(self.name_of(stream))
+        request = AdminRequest(
+            kind=RequestKind.DESCRIBE,
+            stream=str(config.name),
+            client_name=self._client_name,
+            created_ms=wall_ms(),
+        )
+        answer = self._ask(config.group, request, timeout_s)
+        return answer.waits or ()
 
     def places(self, stream: str) -> SegmentPlaces:
         """Return where the segments of a stream lie in Kafka.

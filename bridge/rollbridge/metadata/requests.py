@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final, NamedTuple
 
 from rollbridge.base.ids import SegmentId
 from rollbridge.base.mapper import NodeRecord
@@ -122,7 +122,9 @@ def _shown(ranges: tuple[KeyRange, ...]) -> str:
 REASON_CHARACTERS_MAX: Final = 10_000
 """Of the reason in an answer that refuses a request."""
 CAUSE_CHARACTERS_MAX: Final = 1_000
-"""Of the cause of an event in an answer."""
+"""Of the cause of an event, or a reason to wait, in an answer."""
+NAMED_MAX: Final = 10
+"""Streams of a transaction, and of a change, and obstacles of one, that are named."""
 
 
 class RequestKind(StrEnum):
@@ -140,7 +142,8 @@ class RequestKind(StrEnum):
     LOOK_UP = "look-up-transactions"
     """Of a transaction, of the latest with a label, or of all open ones of a client."""
     DESCRIBE = "describe-transaction"
-    """The leader's present view of one transaction, with its last events; without waiting."""
+    """The leader's present view of one transaction, with its last events, or of what a stream waits for; answered at
+    once."""
     FENCE = "fence-client"
     CLEAR_SNAPSHOTS = "clear-snapshots"
     REBUILD_SNAPSHOTS = "rebuild-snapshots"
@@ -195,12 +198,73 @@ class Story:
     controller_epoch: int
 
 
+class WaitCause(StrEnum):
+    """Why something waits; docs/troubleshooting.md has the rule of each."""
+
+    OBSTACLES = "obstacles"
+    HALF_DONE = "half-done"
+    LATE_COMMITS = "late-commits"
+    ERROR_STATE = "error-state"
+    LARGE_MERGE = "large-merge"
+    UNKNOWN_OUTCOME = "unknown-outcome"
+    REQUEST = "request"
+    SCALING = "scaling"
+    LATE_RECORDS = "late-records"
+
+
+class WaitKind(StrEnum):
+    """Kind of a wait: the thing that waits."""
+
+    SCALE = "scale"
+    ROLLING_COMMIT = "rolling-commit"
+    STREAM = "stream"
+    TRANSACTION = "transaction"
+    REQUEST = "request"
+
+
+class WaitRow(NamedTuple):
+    """Something that waits.
+
+    Attributes:
+        name: What it is: a transaction, a request or a stream; empty for changes, which have only streams.
+        streams: Streams that wait with it.
+        since_ms: Begin of the wait; 0 if it is not known.
+        retry_ms: Time of the next try; 0 if it follows from something else.
+        reasons: What it waits for, sorted.
+    """
+
+    cause: WaitCause
+    kind: WaitKind
+    name: str
+    streams: tuple[str, ...]
+    since_ms: int
+    retry_ms: int
+    reasons: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """Return the row as JSON, with the first of its streams and reasons."""
+        return {
+            "cause": self.cause.value,
+            "kind": self.kind.value,
+            "name": self.name,
+            "streams": list(self.streams[:NAMED_MAX]),
+            "since_ms": self.since_ms or None,
+            "retry_ms": self.retry_ms or None,
+            "waits_for": list(self.reasons[:NAMED_MAX]),
+        }
+
+    @property
+    def is_change(self) -> bool:
+        """True for a scale or rolling commit that waits for others than clients of ours."""
+        return self.cause in (WaitCause.OBSTACLES, WaitCause.HALF_DONE)
+
+
 @dataclass(frozen=True, slots=True)
 class AdminAnswer(NodeRecord):
     """Answer to an admin request; ``code`` is that of the error class that the client raises.
 
     ``story`` is that of the one transaction that was described, ``arrived`` and ``savepoint`` are those of an open one
-    that was requested by its id.
+    that was requested by its id, ``waits`` are those of the stream that was described.
     """
 
     SCHEMA: ClassVar = "answer"
@@ -214,6 +278,7 @@ class AdminAnswer(NodeRecord):
     story: Story | None = None
     arrived: Arrived | None = None
     savepoint: StoredSavepoint | None = None
+    waits: tuple[WaitRow, ...] | None = None
 
 
 def refusing(code: str, why: str, now_ms: int) -> AdminAnswer:

@@ -104,7 +104,3 @@ class ScalingWaits(NodeRecord):
     SCHEMA: ClassVar = "scaling_waits"
 
     waits: tuple[ScalingWait, ...] = ()
-
-    def of(self, stream: StreamName) -> ScalingWait | None:
-        """Return what a stream waits for; None if it does not."""
-        return next((item for item in self.waits if item.stream == stream), None)

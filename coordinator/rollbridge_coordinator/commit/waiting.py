@@ -1,38 +1,24 @@
 """Table of waits: for each cause its retry, who is told and its bound; and everything that waits in a group now. Pure.
 
-A :class:`WaitRow` is made from the one place that holds the wait, :mod:`rollbridge_coordinator.core.waits` or the
-group's large merges. Page and metrics show these rows, and keep none of their own. Nothing that is bounded, such as a
-round or an id for background merges, is held by a row that waits.
+A :class:`.WaitRow` is made from the one place that holds the wait, :mod:`rollbridge_coordinator.core.waits` or the
+group's large merges. Page, metrics and ``stream describe`` show these rows, and keep none of their own. Nothing that is
+bounded, such as a round or an id for background merges, is held by a row that waits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from enum import StrEnum
 from typing import Final, NamedTuple
 
 from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.state import BufferedTransaction
 from rollbridge.buffer.table import State
 from rollbridge.metadata.changes import SUSPENDED, WATCHED, EpochTransition
+from rollbridge.metadata.requests import WaitCause, WaitKind, WaitRow
 from rollbridge.stream.conditions import name_some
 from rollbridge_coordinator.commit.plan import OrderKey, is_large, line_of, merge_fault, rolls_of
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.core.waits import MERGES_MAX, UNKNOWN_MAX
-
-
-class WaitCause(StrEnum):
-    """Why something waits; see :data:`CAUSES`."""
-
-    OBSTACLES = "obstacles"
-    HALF_DONE = "half-done"
-    LATE_COMMITS = "late-commits"
-    ERROR_STATE = "error-state"
-    LARGE_MERGE = "large-merge"
-    UNKNOWN_OUTCOME = "unknown-outcome"
-    REQUEST = "request"
-    SCALING = "scaling"
-    LATE_RECORDS = "late-records"
 
 
 class WaitRule(NamedTuple):
@@ -110,58 +96,17 @@ CAUSES: Final[Mapping[WaitCause, WaitRule]] = {
 }
 
 
-class WaitKind(StrEnum):
-    """Kind of a wait: the thing that waits."""
-
-    SCALE = "scale"
-    ROLLING_COMMIT = "rolling-commit"
-    STREAM = "stream"
-    TRANSACTION = "transaction"
-    REQUEST = "request"
-
-
-class WaitRow(NamedTuple):
-    """Something that waits.
-
-    Attributes:
-        name: What it is: a transaction, a request or a stream; empty for changes, which have only streams.
-        streams: Streams that wait with it.
-        since_ms: Begin of the wait; 0 if it is not known.
-        retry_ms: Time of the next try; 0 if it follows from something else.
-        reasons: What it waits for, sorted.
-    """
-
-    cause: WaitCause
-    kind: WaitKind
-    name: str
-    streams: tuple[str, ...]
-    since_ms: int
-    retry_ms: int
-    reasons: tuple[str, ...]
-
-    @property
-    def is_change(self) -> bool:
-        """True for a scale or rolling commit that waits for others than clients of ours."""
-        return self.cause in (WaitCause.OBSTACLES, WaitCause.HALF_DONE)
-
-
 def waits_of(group: GroupState) -> list[WaitRow]:
     """Return all that waits in a group at present, the longest wait first; those of unknown age come last."""
     rows = (*_changes(group), *_streams(group), *_transactions(group), *_requests(group))
     return sorted(rows, key=lambda row: (not row.since_ms, row.since_ms, row.cause, row.name, row.streams))
 
 
-def changes_of(group: GroupState) -> list[WaitRow]:
-    """Return the scales and rolling commits that wait for native transactions of others, or for missing leaders."""
-    return [row for row in _changes(group) if row.is_change]
-
-
 def _changes(group: GroupState) -> Iterator[WaitRow]:
     waits = group.waits
     for name, wait in waits.held.items():
-        yield WaitRow(
-            WaitCause.OBSTACLES, WaitKind.SCALE, name, (), wait.since_ms, wait.due_ms, _texts(wait.lasting or wait.seen)
-        )
+        reasons = _texts(wait.lasting or wait.seen)
+        yield WaitRow(WaitCause.OBSTACLES, WaitKind.SCALE, name, wait.streams, wait.since_ms, wait.due_ms, reasons)
     for streams, roll in waits.held_rolls.items():
         wait = roll.wait
         cause = WaitCause.OBSTACLES if wait.seen else WaitCause.LATE_COMMITS

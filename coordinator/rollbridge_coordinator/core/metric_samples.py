@@ -13,8 +13,8 @@ from typing import Final
 from rollbridge.base.effects import Effect
 from rollbridge.base.metrics import PREFIX, Family, FamilyKind, Histogram, Sample
 from rollbridge.buffer.table import AbortCause, Rejection, State
-from rollbridge.metadata.requests import RequestKind
-from rollbridge_coordinator.commit.waiting import WaitKind, changes_of
+from rollbridge.metadata.requests import RequestKind, WaitKind
+from rollbridge_coordinator.commit.waiting import waits_of
 from rollbridge_coordinator.core import effects as fx
 from rollbridge_coordinator.core.metrics import Answered, CommitPath, LeaderView, Op, Warmth, lag_of
 from rollbridge_coordinator.core.state import GroupState
@@ -489,7 +489,7 @@ def _rounds(group: GroupState, name: str, view: LeaderView) -> Iterator[Sample]:
     yield Sample(ROUND_BYTES, (name,), group.metrics.round_bytes.copy())
     yield Sample(MERGE, (name,), view.times.merges.copy())
     yield Sample(SEAL, (name,), view.times.seals.copy())
-    waiting = changes_of(group)
+    waiting = [row for row in waits_of(group) if row.is_change]
     for kind in (WaitKind.SCALE, WaitKind.ROLLING_COMMIT):
         yield Sample(WAITING, (name, kind), sum(item.kind is kind for item in waiting))
     since_ms = min([item.since_ms for item in waiting if item.since_ms], default=view.now_ms)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from itertools import islice
 from typing import Final
 
 from rollbridge.base.effects import Steps
@@ -32,11 +33,20 @@ from rollbridge.errors import (
 )
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import CreateNode, DeleteNode
-from rollbridge.metadata.requests import CAUSE_CHARACTERS_MAX, AdminAnswer, AdminRequest, RequestKind, Story, refusing
+from rollbridge.metadata.requests import (
+    CAUSE_CHARACTERS_MAX,
+    NAMED_MAX,
+    AdminAnswer,
+    AdminRequest,
+    RequestKind,
+    Story,
+    WaitRow,
+    refusing,
+)
 from rollbridge.stream.config import StreamConfig
 from rollbridge_coordinator.commit.outcome_store import Absence, OutcomeStore
 from rollbridge_coordinator.commit.roll import end_linger
-from rollbridge_coordinator.commit.waiting import why_waits
+from rollbridge_coordinator.commit.waiting import waits_of, why_waits
 from rollbridge_coordinator.core.effects import EffectRefusedError, EndOffsets, Write, read_children, read_node
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.core.stream_state import LedStream
@@ -53,6 +63,8 @@ from rollbridge_coordinator.streams.scale import scale
 
 OPEN_SHOWN_MAX: Final = 500
 """Most open transactions in one answer, the oldest first: a ZooKeeper node holds 1 MiB."""
+WAITS_SHOWN_MAX: Final = 50
+"""Most waits in one answer, for the same reason."""
 ANSWER_BYTES_MAX: Final = 900_000
 DELETIONS: Final = frozenset({RequestKind.DELETE_STREAM, RequestKind.RELEASE_TOPIC})
 
@@ -105,11 +117,13 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
 
 
 def describe(group: GroupState, request: AdminRequest, now_ms: int) -> AdminAnswer:
-    """Return the present state of a transaction, with its last events, without waiting for its end.
+    """Return the state of a transaction, with its last events, or what a stream waits for; both as of now.
 
     Raises:
         TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: it is neither open nor known.
     """
+    if request.stream:
+        return AdminAnswer(ok=True, answered_ms=now_ms, waits=_waits_of(group, request.stream))
     identifier = TransactionId.parse(request.transaction)
     events = group.fold.chronicle.story(identifier.bytes)
     item = group.fold.open.get(identifier.bytes)
@@ -130,6 +144,18 @@ def describe(group: GroupState, request: AdminRequest, now_ms: int) -> AdminAnsw
     told = tuple(event._replace(cause=event.cause[:CAUSE_CHARACTERS_MAX]) for event in events)
     story = Story(told, group.serves_since_ms, group.controller_epoch)
     return AdminAnswer(ok=True, answered_ms=now_ms, transactions=(found,), story=story)
+
+
+def _waits_of(group: GroupState, stream: str) -> tuple[WaitRow, ...]:
+    """Return what concerns a stream of all that waits, the longest wait first; the first of it if that is much."""
+    rows = (row for row in waits_of(group) if stream in row.streams)
+    return tuple(
+        row._replace(
+            streams=row.streams[:NAMED_MAX],
+            reasons=tuple(reason[:CAUSE_CHARACTERS_MAX] for reason in row.reasons[:NAMED_MAX]),
+        )
+        for row in islice(rows, WAITS_SHOWN_MAX)
+    )
 
 
 def waits_for(group: GroupState, item: BufferedTransaction) -> str:

@@ -93,6 +93,9 @@ class LeaderSettings:
     """Shortest retention of the commit log, in groups without their own setting; -1 is unlimited."""
     commit_log_retention_bytes: int = option(-1, low=-1)
     """Bytes of the commit log kept at least, in groups without their own setting; -1 is all."""
+    validate: bool = False
+    """Check the leader's state after each step of its work, which takes time with many open transactions. If it
+    contradicts itself, the log says how, and the leader gives up its group instead of continuing."""
     snapshots: SnapshotSettings = field(default_factory=SnapshotSettings)
     scaling: ScalingSettings = field(default_factory=ScalingSettings)
 

@@ -416,6 +416,7 @@ class Wait:
         lasting: Obstacles at the last two, which are waited for: others end soon.
         told_ms: Time at which the log named them; None if not yet.
         places: Partitions of the last check; the waiting change may have been replanned since.
+        streams: Streams that a scale waits with; a rolling commit's are kept with it.
     """
 
     since_ms: int
@@ -424,6 +425,7 @@ class Wait:
     lasting: frozenset[Obstacle] = frozenset()
     told_ms: int | None = None
     places: frozenset[Partition] = frozenset()
+    streams: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

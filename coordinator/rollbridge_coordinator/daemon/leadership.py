@@ -40,6 +40,7 @@ from rollbridge_coordinator.commit.expiry import measure_logs
 from rollbridge_coordinator.commit.outcomes import EXPIRY, coalescing
 from rollbridge_coordinator.commit.roll import end_linger
 from rollbridge_coordinator.config import CoordinatorSettings
+from rollbridge_coordinator.core import invariants
 from rollbridge_coordinator.core.frame_reader import Tail
 from rollbridge_coordinator.core.interpreter import Hook, Interpreter
 from rollbridge_coordinator.core.loop import work
@@ -504,6 +505,8 @@ class Leadership(threading.Thread):
             self._look_at_clocks(group, clock)
             if interpreter.run(work(group, clock.now_ms(), requests=asked)):
                 requested.set()
+            if group.settings.validate:
+                invariants.check(group)
             self._tell(group)
             interpreter.times.present = type(kafka_probe).__name__, perf_counter()
             kafka_probe.beat()

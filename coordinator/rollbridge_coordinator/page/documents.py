@@ -16,15 +16,15 @@ from rollbridge.metadata.changes import StreamFault
 from rollbridge.metadata.gateways import GatewayRecord, is_gateway_label
 from rollbridge.metadata.picture import ClusterPicture, GroupPicture, StreamPicture, coordinator_faults, stream_state
 from rollbridge.metadata.records import Coordinator, TransactionRecord
+from rollbridge.metadata.requests import NAMED_MAX, WaitCause
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory, TruncatedHistory
 from rollbridge.stream.names import Partition
 from rollbridge.stream.picture import DrawnLoad
-from rollbridge_coordinator.commit.waiting import CAUSES, WaitCause
+from rollbridge_coordinator.commit.waiting import CAUSES
 from rollbridge_coordinator.core.metrics import PastRound
 from rollbridge_coordinator.page.overview import (
     LISTED_MAX,
-    NAMED_MAX,
     STEP_MS,
     Listing,
     LiveGroup,
@@ -396,14 +396,8 @@ def waiting_entries(live: LiveGroup) -> list[Document]:
     """Return what waits in a group that is led here, the longest wait first."""
     return [
         {
-            "cause": item.cause,
-            "kind": item.kind,
-            "name": item.name,
-            "streams": list(item.streams[:NAMED_MAX]),
-            "since_ms": item.since_ms or None,
-            "retry_ms": item.retry_ms or None,
+            **item.document(),
             "half_done": item.cause is WaitCause.HALF_DONE,
-            "waits_for": list(item.reasons[:NAMED_MAX]),
             "bound": CAUSES[item.cause].bound,
         }
         for item in live.waits

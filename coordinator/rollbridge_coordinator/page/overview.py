@@ -21,10 +21,11 @@ from rollbridge.buffer.fold import Stranger
 from rollbridge.buffer.state import BufferedTransaction
 from rollbridge.buffer.table import Rejection
 from rollbridge.metadata.changes import StreamFault
+from rollbridge.metadata.requests import NAMED_MAX, WaitRow
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.names import Partition
-from rollbridge_coordinator.commit.waiting import WaitRow, waits_of
+from rollbridge_coordinator.commit.waiting import waits_of
 from rollbridge_coordinator.core.metrics import SURVEYED_PER_S, LeaderView, PastRound, lag_of
 from rollbridge_coordinator.core.state import GroupState
 
@@ -32,8 +33,6 @@ LISTED_MAX: Final = 100
 """Transactions in each of the two lists."""
 LIVE_STREAMS_MAX: Final = 100
 """Streams of a group that are shown: those in an error state, and then the busiest."""
-NAMED_MAX: Final = 10
-"""Streams of a transaction, and of a change, and obstacles of one, that are named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,8 @@ def _is_held(group: GroupState, places: list[Partition], name: str, request: Adm
             ),
             code="stream-busy",
         )
-    group.waits.held[name] = tell(group, f"the scale of {request.stream}", wait, now_ms)
+    wait = tell(group, f"the scale of {request.stream}", wait, now_ms)
+    group.waits.held[name] = replace(wait, streams=(request.stream,))
     return True
 
 
