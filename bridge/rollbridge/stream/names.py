@@ -75,7 +75,8 @@ def check_name(what: str, name: str) -> str:
     """
     if not _NAME.fullmatch(name):
         raise InvalidNameError(
-            f"{name[:TOPIC_NAME_MAX]!r} is not a name for a {what}: one or more of A-Z a-z 0-9 _ - are allowed; nothing was written"
+            f"{name[:TOPIC_NAME_MAX]!r} is not a name for a {what}: one or more of A-Z a-z 0-9 _ - are allowed; "
+            "nothing was written"
         )
     if name.startswith("__"):
         raise InvalidNameError(f"{name!r} is not a name for a {what}: the prefix __ is reserved; nothing was written")
@@ -86,7 +87,8 @@ def check_client_name(name: str) -> str:
     """Return ``name`` if it can be a client's name (1 to 128 of ``[A-Za-z0-9._:@-]``, and more than dots)."""
     if not _CLIENT_NAME.fullmatch(name) or name in _DOTS:
         raise InvalidNameError(
-            f"{name[:TOPIC_NAME_MAX]!r} is not a client name: 1 to 128 of A-Z a-z 0-9 . _ : @ - are allowed, but not . or .. alone"
+            f"{name[:TOPIC_NAME_MAX]!r} is not a client name: 1 to 128 of A-Z a-z 0-9 . _ : @ - are allowed, but not "
+            ". or .. alone"
         )
     return name
 
