@@ -186,8 +186,9 @@ def test_an_api_versions_of_the_future_is_answered(gateway: GatewayProcess) -> N
 def strict(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway whose limits of time are a second, and that has little room for what is under way."""
     servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
-    limits = ["--idle-seconds=1", "--request-seconds=1", "--connections-max=40", "--connections-per-ip-max=35"]
-    with GatewayProcess(servers, "gateway-strict", tmp_path_factory.mktemp("gateways"), limits) as process:
+    limits = ["--connections-max=40", "--connections-per-ip-max=35"]
+    times = {"CONSTANT_IDLE_S": "1", "CONSTANT_REQUEST_S": "1"}
+    with GatewayProcess(servers, "gateway-strict", tmp_path_factory.mktemp("gateways"), limits, times) as process:
         yield process
 
 

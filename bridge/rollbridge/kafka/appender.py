@@ -372,7 +372,6 @@ class TransactionalAppender:
                 self._session,
                 self._current,
                 max_in_flight=IN_FLIGHT_MAX,
-                request_timeout_ms=self._request_timeout_ms,
                 retry_timeout_ms=self._retry_timeout_ms,
                 unknown_topic_timeout_ms=self._unknown_topic_timeout_ms,
                 topic_timeout_ms=self._topic_timeout_ms,
