@@ -72,7 +72,7 @@ class Sender:
 def strained(site: Site, tmp_path: Path, unique_name: Callable[[str], str]) -> Iterator[tuple[GatewayProcess, str]]:
     """A gateway, and where it says how it does."""
     servers, health = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root), free_port()
-    metrics, soon = [f"--metrics=127.0.0.1:{health}"], {"CONSTANT_REQUEST_S": "5"}
+    metrics, soon = [f"--metrics=127.0.0.1:{health}"], {"CONSTANT_FIRST_S": "5", "CONSTANT_REQUEST_S": "5"}
     with GatewayProcess(servers, unique_name("gateway"), tmp_path, metrics, soon) as process:
         yield process, f"http://127.0.0.1:{health}/healthz"
 

@@ -371,7 +371,7 @@ class BufferFold:
 
         Raises:
             KeyError: no such transaction is open.
-            InvalidTransitionError: its end is not decided.
+            ConflictError: its end is not decided.
         """
         item = self.open[transaction]
         before = item.state
