@@ -267,7 +267,6 @@ class TransactionalAppender:
 
     @property
     def state(self) -> AppenderState:
-        """Current state."""
         return self._state
 
     @contextmanager

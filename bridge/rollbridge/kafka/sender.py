@@ -108,7 +108,6 @@ class Sender(BatchOwner[P]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     @property
@@ -322,7 +321,6 @@ class Sender(BatchOwner[P]):
         return not self._asking.under_way
 
     def _ask(self, *, is_renewing: bool) -> None:
-        """Run requests that wait for brokers."""
         self._dispatch.reach(self.lock)
         if is_renewing:
             self._renew_id()
