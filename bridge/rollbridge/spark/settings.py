@@ -219,7 +219,6 @@ class SparkSettings(SparkOptions):
         return (*self.streams, *self.topics)
 
     def connected_as(self, client_name: str) -> ConnectionSettings:
-        """Return the connection's settings with the name of a client."""
         return replace(self.connection, client_name=client_name)
 
 

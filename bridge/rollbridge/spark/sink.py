@@ -145,7 +145,6 @@ class SinkTarget:
     """Maximum number of segments to which the rows of a task go; None if unknown."""
 
     def connect(self) -> Bridge:
-        """Return the connection of this process."""
         return connection(self.settings.connected_as(own_name()), self.settings.options)
 
     def client(self, work: SinkJob) -> SharedClient:
