@@ -391,7 +391,6 @@ class Producers:
             self._let_go_soon(serving.name)
 
     async def close(self) -> None:
-        """Let go of all ids."""
         for name in list(self._known):
             await self.let_go(name)
 

@@ -99,7 +99,6 @@ class Pace:
     __slots__ = ("_began_s", "_came", "_came_s", "_request_s", "_taken", "_went_s")
 
     def __init__(self, now_s: float) -> None:
-        """Begin with a connection that was just made."""
         self._began_s = self._came_s = self._went_s = self._request_s = now_s
         self._came = (0, 0)
         self._taken = 0

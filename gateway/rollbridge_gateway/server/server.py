@@ -395,11 +395,9 @@ class Server:
         self.counts.note(_name_of(head.key), seconds)
 
     def received(self, size: int) -> None:
-        """Count the bytes of a request."""
         self.counts.received += size + LENGTH_BYTES
 
     def sent(self, size: int) -> None:
-        """Count the bytes of an answer."""
         self.counts.sent += size + LENGTH_BYTES
 
     def closed(self, fault: MalformedError | BrokerGoneError) -> None:
