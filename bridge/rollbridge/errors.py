@@ -20,7 +20,7 @@ The tree::
     │  ├─ OutcomeExpiredError            of a transaction; it has been forgotten
     │  └─ TruncatedError                 records to be read from have been deleted
     ├─ ConflictError                     nothing was written by this request; the state is not what it assumes. Also:
-    │  │                                 invalid-state and -transition (carry transaction, state and request),
+    │  │                                 invalid-state, invalid-transition (both with transaction, state, request),
     │  │                                 replay-differs, rolled-back, stream-busy, topic-mismatch
     │  ├─ StreamExistsError              also: stream-differs (from what was asked for; names each setting)
     │  ├─ StreamRecreatedError           the stream was deleted and created again; the request names the former one

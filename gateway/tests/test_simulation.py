@@ -106,9 +106,9 @@ class Application:
             except RefusedError as unknown:
                 if unknown.fault is KafkaFault.BUSY:
                     continue
-                if unknown.fault is not KafkaFault.UNKNOWN_PRODUCER:
-                    raise self.refused(unknown) from unknown
-                if self.has_slept:
+                if unknown.fault is KafkaFault.NOWHERE:
+                    raise
+                if unknown.fault is KafkaFault.UNKNOWN_PRODUCER and self.has_slept:
                     raise Forgotten from unknown
                 raise self.refused(unknown) from unknown
             if self.dice.random() < 0.05:
