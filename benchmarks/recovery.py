@@ -24,6 +24,7 @@ import rollbridge
 from benchmarks.harness import OURS, Better, Experiment, Measured, Row
 from benchmarks.memory import MIB, peak_bytes
 from benchmarks.site import Site
+from integration_tests.crashing import program
 from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, encode_abort, pack_bundle
 from rollbridge.buffer.snapshot_topic import SnapshotReader
@@ -246,7 +247,7 @@ def logged_coordinator(
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """A coordinator process below a ZooKeeper path, and its log."""
     handle, path = tempfile.mkstemp(suffix=".log", dir=logs)
-    command = [sys.executable, "-m", "rollbridge_coordinator", f"--zookeeper-root={root}", "--session-timeout=2"]
+    command = [sys.executable, *program(environment), f"--zookeeper-root={root}", "--session-timeout=2"]
     command += [f"--bootstrap-servers={site.bootstrap_servers}", f"--zookeeper={site.cluster.zookeeper}"]
     with os.fdopen(handle, "wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, env={**os.environ, **environment})

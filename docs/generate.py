@@ -80,7 +80,7 @@ aborted.](transaction-states.svg)
 {table}
 
 An arrow is a change of state. An empty cell cannot be: the event cannot be told there, as nothing is known of who owns
-an unknown transaction, or the leader has a defect, and ends its term with `InvalidTransitionError`, having written
+an unknown transaction, or the leader has a defect, and ends its term with `invalid-transition`, having written
 nothing. A transaction that is `committed` or `aborted` is gone from the fold but for its id: it is `ended`. Where
 nothing changes state:
 

@@ -24,7 +24,7 @@ KEYS = [b"key-%d" % number for number in range(40)]
 def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """One whose leader looks at adopted topics often, and waits shortly for what is open there."""
     logs = tmp_path_factory.mktemp("coordinators")
-    settings = {"CONSTANT_TOPIC_CHECK_MS": "200", "ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS": "1500"}
+    settings = {"CONSTANT_TOPIC_CHECK_MS": "200", "CONSTANT_SCALE_WAIT_MS": "1500"}
     with Site(cluster, f"/{logs.name}-adoption", logs, **settings) as site:
         yield site
 

@@ -20,8 +20,8 @@ HOSTILE = "gateway-hostile"
 def gateway(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway for the tests of this module, which gives up soon on who does not go on."""
     servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
-    folder, soon = tmp_path_factory.mktemp("gateways"), "--request-seconds=1"
-    with GatewayProcess(servers, HOSTILE, folder, [soon]) as process:
+    folder, soon = tmp_path_factory.mktemp("gateways"), {"CONSTANT_FIRST_S": "1", "CONSTANT_REQUEST_S": "1"}
+    with GatewayProcess(servers, HOSTILE, folder, environment=soon) as process:
         yield process
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+from integration_tests.hasty_gateway import CONSTANTS
 from integration_tests.patience import end, eventually
 from integration_tests.pauses import pause
 from rollbridge_devcluster.services import gateway_command
@@ -76,6 +77,8 @@ class GatewayProcess:
             *arguments,
             root=servers.root,
         )
+        if CONSTANTS.keys() & self._environment.keys():
+            self._command[1:3] = [str(Path(__file__).with_name("hasty_gateway.py"))]
         self._process: subprocess.Popen[bytes] | None = None
         self._starts = 0
 

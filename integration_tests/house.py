@@ -33,7 +33,7 @@ IDEAS: Final[Mapping[str, str]] = {
         BlockedStreams Doubts UnknownOutcomes Rest RetryAfter (why|must)_waits? (give_up|refuse|answer)_waiting
         retry_held hold_request suspend plan_preparation follow_preparations watch_linger await_frames forsake_held""",
     "fencing": r"""
-        Fences Owners Lookout FenceMonitor \w*FencedError FenceOthers LostTransactionError DeposedError StaleStateError
+        Fences Owners Lookout FenceMonitor \w*FencedError FenceOthers LostTransactionError FencedError StaleStateError
         ControllerEpoch ProducerFields Lease Lead Leadership ClientSessions fence""",
     "an outcome": r"""
         Outcomes? Outcome(Future|Tail|Client|Store) \w*Outcome(Unknown|Expired|Lost)Error TransactionMetadataPreserver

@@ -20,6 +20,7 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site, until
 from integration_tests.grown_streams import KEYS, write
+from rollbridge.consumer import commits
 
 MEMBERS = 3
 AWAY_S = 5.0
@@ -88,8 +89,13 @@ def members(own_site: Site, stream: str, tmp_path: Path, unique_name: Callable[[
 
 
 def test_a_commit_that_no_broker_answers_ends_in_time_and_can_be_asked_for_again(
-    own_cluster: AnyCluster, own_site: Site, stream: str, unique_name: Callable[[str], str]
+    own_cluster: AnyCluster,
+    own_site: Site,
+    stream: str,
+    unique_name: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(commits, "COMMIT_TIMEOUT_S", TIMEOUT_S)
     config = {
         "bootstrap.servers": own_cluster.bootstrap_servers,
         "zookeeper": own_cluster.zookeeper,
@@ -97,7 +103,6 @@ def test_a_commit_that_no_broker_answers_ends_in_time_and_can_be_asked_for_again
         "group.id": unique_name("group"),
         "auto.offset.reset": "earliest",
         "enable.auto.commit": False,
-        "default.api.timeout.ms": round(TIMEOUT_S * 1000),
     }
     with rollbridge.Consumer(config) as consumer:
         consumer.subscribe([stream])

@@ -30,7 +30,7 @@ def test_a_leader_whose_clock_is_a_day_ahead_deletes_nothing_that_is_young(
     stream, root, late = StreamName(unique_name("ahead"), "s"), f"/{unique_name('ahead')}", unique_name("clocked")
     topics = KafkaClient(cluster.bootstrap_servers).topics
     with (
-        Site(cluster, root, tmp_path, ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS="100") as site,
+        Site(cluster, root, tmp_path, CONSTANT_RETENTION_CHECK_MS="100") as site,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=120)) as b,
         cluster.clocked_coordinator(root, late, tmp_path) as clock,
     ):

@@ -156,7 +156,7 @@ def test_an_adopted_topic_is_looked_at_and_remains_its_owners(patient: Patient, 
     assert patient.findings() == {}
 
 
-RARE_SNAPSHOTS = {"ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "3600000"}
+RARE_SNAPSHOTS = {"CONSTANT_TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "3600000"}
 
 
 @pytest.mark.long

@@ -159,7 +159,7 @@ def stage(cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 
 def test_a_scale_waits_without_holding_up_others_and_is_refused_after_a_bound_or_ends_them(stage: Stage) -> None:
     orders = str(stage.orders)
-    with stage.leader("first", ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS=str(int(PATIENCE_S * 1000))):
+    with stage.leader("first", CONSTANT_SCALE_WAIT_MS=str(int(PATIENCE_S * 1000))):
         stage.create()
         stage.begin_foreign()
         asked = stage.scale(stage.orders)
@@ -169,7 +169,7 @@ def test_a_scale_waits_without_holding_up_others_and_is_refused_after_a_bound_or
                 stage.commit(stream, b"%d" % number)
         assert not asked.done()
         assert stage.log_of("first").count('for="native transactions of others') == 1, "one line a minute"
-    with stage.leader("second", ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS="500"):
+    with stage.leader("second", CONSTANT_SCALE_WAIT_MS="500"):
         who = rf"transactional id {stage.foreign_id}, open on .* since offset 0.*--abort-foreign"
         with raises_code("stream-busy", match=who):
             asked.result(PATIENCE_S)
@@ -214,7 +214,7 @@ def test_a_rolling_commit_waits_without_holding_up_others_unless_it_is_aborted(s
 
 
 def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -> None:
-    point = {STOP_AT: "scale/Seal:before", "ROLLBRIDGE_COORDINATOR_SCALE_WAIT_MS": "4000"}
+    point = {STOP_AT: "scale/Seal:before", "CONSTANT_SCALE_WAIT_MS": "4000"}
     orders = str(stage.orders)
     with stage.leader("first", **point):
         stage.create()

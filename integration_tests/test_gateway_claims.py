@@ -72,8 +72,8 @@ class Sender:
 def strained(site: Site, tmp_path: Path, unique_name: Callable[[str], str]) -> Iterator[tuple[GatewayProcess, str]]:
     """A gateway, and where it says how it does."""
     servers, health = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root), free_port()
-    arguments = [f"--metrics=127.0.0.1:{health}", "--request-seconds=5"]
-    with GatewayProcess(servers, unique_name("gateway"), tmp_path, arguments) as process:
+    metrics, soon = [f"--metrics=127.0.0.1:{health}"], {"CONSTANT_FIRST_S": "5", "CONSTANT_REQUEST_S": "5"}
+    with GatewayProcess(servers, unique_name("gateway"), tmp_path, metrics, soon) as process:
         yield process, f"http://127.0.0.1:{health}/healthz"
 
 
@@ -134,7 +134,7 @@ def test_requests_that_do_not_come_whole_hold_nobody_up(
 ) -> None:
     """More of them than there is room for: they stay as long as they may, and a producer beside goes on meanwhile."""
     head, held = (90 << 20).to_bytes(4, "big"), bytes(sent)
-    with GatewayProcess(servers, unique_name("gateway"), tmp_path, ["--request-seconds=60"]) as gateway:
+    with GatewayProcess(servers, unique_name("gateway"), tmp_path, environment={"CONSTANT_REQUEST_S": "60"}) as gateway:
 
         def hold(connection: socket.socket) -> None:
             with suppress(OSError):  # it is closed in the end

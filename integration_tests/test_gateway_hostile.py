@@ -27,6 +27,7 @@ from integration_tests.foreign.java import CLIENTS, JavaProducer
 from integration_tests.foreign.others import kafkajs, run
 from integration_tests.gateway_clients import producer_of, topic_of, values
 from integration_tests.gateways import GatewayProcess, Servers
+from integration_tests.hasty_gateway import CONSTANTS
 from integration_tests.patience import eventually
 from integration_tests.recording import HOST, Recorder
 from rollbridge.stream.names import StreamName
@@ -186,8 +187,9 @@ def test_an_api_versions_of_the_future_is_answered(gateway: GatewayProcess) -> N
 def strict(site: Site, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GatewayProcess]:
     """A gateway whose limits of time are a second, and that has little room for what is under way."""
     servers = Servers(site.cluster.bootstrap_servers, site.cluster.zookeeper, site.root)
-    limits = ["--idle-seconds=1", "--request-seconds=1", "--connections-max=40", "--connections-per-ip-max=35"]
-    with GatewayProcess(servers, "gateway-strict", tmp_path_factory.mktemp("gateways"), limits) as process:
+    limits = ["--connections-max=40", "--connections-per-ip-max=35"]
+    times = dict.fromkeys(CONSTANTS, "1")
+    with GatewayProcess(servers, "gateway-strict", tmp_path_factory.mktemp("gateways"), limits, times) as process:
         yield process
 
 

@@ -9,15 +9,17 @@ from contextlib import ExitStack
 
 import pytest
 
+from bridge.tests.refusals import raises_code
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import expire
 from integration_tests.links import Link
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.errors import ZooKeeperUnavailableError
 from rollbridge.metadata import paths
 from rollbridge.metadata.gateways import GatewayRecord, Holder
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge_gateway.producer import ids
-from rollbridge_gateway.producer.ids import NotHeldError, Register
+from rollbridge_gateway.producer.ids import NOT_HELD, Register
 from rollbridge_gateway.producer.table import Entry, Pair
 
 ID = "billing"
@@ -93,7 +95,7 @@ def test_an_id_is_handed_over_with_what_is_on_record(member: Make) -> None:
         assert taking.result(PATIENCE_S) == ENTRY
     assert second.register.is_sure(ID)
     assert not first.register.is_sure(ID)
-    with pytest.raises(NotHeldError, match="nothing was written"):
+    with raises_code(NOT_HELD, match="nothing was written"):
         first.register.write(ID, ENTRY)
 
 
@@ -109,7 +111,7 @@ def test_what_stands_still_is_taken_and_it_knows(member: Make) -> None:
     still.register.turn()
     assert set(still.lost) == {ID}
     assert not still.register.is_sure(ID)
-    with pytest.raises(NotHeldError, match="nothing was written"):
+    with raises_code(NOT_HELD, match="nothing was written"):
         still.register.write(ID, ENTRY)
     assert {item.name for item in other.register.gateways()} == {"other", "still"}, "in another life"
     still.register.release(ID)
@@ -121,7 +123,7 @@ def test_a_gateway_that_lives_keeps_what_it_does_not_let_go_of(member: Make, mon
     monkeypatch.setattr(ids, "HANDOVER_S", 1.0)
     holder.register.hold(ID)
     holder.go_on()
-    with pytest.raises(NotHeldError, match="has not let go"):
+    with raises_code(NOT_HELD, match="has not let go"):
         other.register.hold(ID)
     assert holder.lost == [ID]
 
@@ -156,7 +158,7 @@ def test_an_id_is_kept_as_long_as_its_lease_whatever_becomes_of_the_other_sessio
         one.register.hold(ID)
         link.cut()
         expire(cluster, one.session)
-        with pytest.raises(NotHeldError, match="has not let go"):
+        with raises_code(NOT_HELD, match="has not let go"):
             other.register.hold(ID)
         assert one.lost == [ID], "it is asked"
         assert one.register.is_sure(ID)
@@ -221,7 +223,7 @@ def test_two_that_want_the_same_take_turns(member: Make) -> None:
                 try:
                     mine.register.hold(ID)
                     break
-                except NotHeldError:
+                except ZooKeeperUnavailableError:
                     continue
             sure = [item for item in members if item.register.is_sure(ID)]
             if len(sure) > 1:

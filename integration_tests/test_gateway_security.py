@@ -376,9 +376,9 @@ def test_nothing_is_answered_before_the_client_has_authenticated_itself(gateway:
 
 def test_a_client_that_does_not_authenticate_itself_is_closed(secured: Secured, tmp_path: Path) -> None:
     servers = Servers(secured.bootstrap_servers, secured.zookeeper, secured.root)
-    arguments = [CERTIFICATE_OF_SERVER, "--request-seconds=1"]
+    environment = {**secured.environment("gateway"), "CONSTANT_FIRST_S": "1", "CONSTANT_REQUEST_S": "1"}
     with (
-        GatewayProcess(servers, "gateway-strict", tmp_path, arguments, secured.environment("gateway")) as strict,
+        GatewayProcess(servers, "gateway-strict", tmp_path, [CERTIFICATE_OF_SERVER], environment) as strict,
         Raw(strict.address, None) as raw,
     ):
         asked = 0

@@ -15,9 +15,10 @@ from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.patience import PATIENCE_S, eventually
+from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.errors import ConnectionLostError, KafkaUnavailableError, UnsupportedBrokerError
+from rollbridge.kafka.errors import ConnectionLostError, KafkaUnavailableError
 from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, Isolation, NodeId, parse_bootstrap
 from rollbridge.kafka.topics import TopicSpec
 
@@ -68,7 +69,7 @@ def test_requests_are_answered_in_order(cluster: AnyCluster) -> None:
 def test_a_version_the_broker_lacks_is_named(cluster: AnyCluster) -> None:
     connection = connect(cluster.bootstrap_servers)
     connection.require(0, 12, "Produce")
-    with pytest.raises(UnsupportedBrokerError, match="Produce version 99"):
+    with pytest.raises(InvalidRequestError, match="Produce version 99"):
         connection.require(0, 99, "Produce")
     connection.close()
 

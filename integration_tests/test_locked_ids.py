@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rollbridge
+from bridge.tests.refusals import raises_code
 from integration_tests.adapter_tools import batch_of
 from integration_tests.clients import Site
 from integration_tests.patience import eventually
@@ -17,7 +18,7 @@ from rollbridge.doctor.facts import gather
 from rollbridge.errors import FencedError
 from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.errors import AppendUnknownError, TransactionalIdLockedError
+from rollbridge.kafka.errors import ID_LOCKED, AppendUnknownError
 from rollbridge.kafka.metadata import Cluster
 from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.names import StreamName
@@ -175,10 +176,10 @@ def test_an_id_is_locked_until_its_partitions_have_taken_markers(
             first.init()
             assert first.is_locked()
             for _ in range(2):
-                with pytest.raises(TransactionalIdLockedError, match="nothing was sent"):
+                with raises_code(ID_LOCKED, match="nothing was sent"):
                     first.append([(other, batch)])
                 assert first.state is AppenderState.READY
-            with pytest.raises(TransactionalIdLockedError):
+            with raises_code(ID_LOCKED):
                 second.init()
             assert second.state is AppenderState.NEW
         finally:

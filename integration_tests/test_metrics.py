@@ -156,8 +156,8 @@ def test_snapshots_move_the_counters_of_the_proposal(
     scope = unique_name("tallied")
     stream, group = str(StreamName(scope, "orders")), f"{scope}/default"
     often = {
-        f"{PREFIX}TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "100",
-        f"{PREFIX}TRANSACTION_BUFFER_SNAPSHOT_MAX_TRANSACTION_COUNT": "1",
+        "CONSTANT_TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "100",
+        "CONSTANT_TRANSACTION_BUFFER_SNAPSHOT_MAX_TRANSACTION_COUNT": "1",
     }
     with scraping(cluster, f"/{scope}", tmp_path, **often) as (look, b):
         b.admin.create_stream(stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from typing import cast
 
 import pytest
@@ -32,6 +33,11 @@ from rollbridge.stream.names import StreamName
 from rollbridge.writer import PlainFuture, StreamWriter, WriterOptions
 
 __all__ = ["exposed"]
+
+
+def wait_for_answers(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Give up connections after so long without an answer."""
+    monkeypatch.setattr(KafkaClient, "cluster", partialmethod(KafkaClient.cluster, request_timeout_s=seconds))
 
 
 def test_brokers_that_have_no_producer_ids_yet_are_asked_again(site: Site, proxy: FaultProxy) -> None:
@@ -158,9 +164,15 @@ def test_a_record_that_may_have_stood_in_what_is_truncated_is_unknown(
 
 
 def test_others_write_on_while_a_broker_is_silent_about_a_sealed_segment(
-    exposed: rollbridge.Bridge, client: rollbridge.Bridge, proxy: FaultProxy, orders: str, payments: str
+    exposed: rollbridge.Bridge,
+    client: rollbridge.Bridge,
+    proxy: FaultProxy,
+    orders: str,
+    payments: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    options = WriterOptions(linger_s=0.0, request_timeout_s=120.0)
+    wait_for_answers(monkeypatch, 120)
+    options = WriterOptions(linger_s=0.0)
     join_all(client, orders)
     writer, beside = exposed.writer(orders, options=options), exposed.writer(payments, options=options)
     for one in (writer, beside):
@@ -257,10 +269,11 @@ def test_what_is_refused_for_good_fails_alone_and_flush_says_so(
 
 
 def test_what_is_given_up_and_comes_late_does_not_stand_for_the_next_record(
-    exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str
+    exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that stood still may have the request of a record that has failed, and take it after the next one's."""
-    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, delivery_timeout_s=2.0, request_timeout_s=1.0))
+    wait_for_answers(monkeypatch, 1)
+    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, delivery_timeout_s=2.0))
     writer.write(b"k", b"first").result(120)
     proxy.strike(Api.PRODUCE, Point.HELD)
     proxy.strike(Api.PRODUCE, Point.BEFORE_REQUEST, times=1_000, also=True)
@@ -279,9 +292,10 @@ def test_what_is_given_up_and_comes_late_does_not_stand_for_the_next_record(
 
 
 def test_a_record_without_an_answer_fails_in_the_end_as_unknown(
-    exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str
+    exposed: rollbridge.Bridge, proxy: FaultProxy, orders: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, delivery_timeout_s=4.0, request_timeout_s=1.0))
+    wait_for_answers(monkeypatch, 1)
+    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, delivery_timeout_s=4.0))
     writer.write(b"k", b"first").result(120)
     proxy.strike(Api.PRODUCE, Point.BEFORE_ANSWER, times=1_000)
     lost = writer.write(b"k", b"second")
@@ -318,9 +332,14 @@ def test_a_full_buffer_makes_writers_wait_and_then_refuses(
 
 
 def test_nobody_who_writes_waits_for_a_new_producer_id(
-    exposed: rollbridge.Bridge, client: rollbridge.Bridge, proxy: FaultProxy, orders: str
+    exposed: rollbridge.Bridge,
+    client: rollbridge.Bridge,
+    proxy: FaultProxy,
+    orders: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0, request_timeout_s=120.0))
+    wait_for_answers(monkeypatch, 120)
+    writer = exposed.writer(orders, options=WriterOptions(linger_s=0.0))
     writer.write(b"k", b"0").result(120)
     proxy.strike(Api.PRODUCE, Point.REFUSED, error=ErrorCode.unknown_producer_id)
     proxy.strike(Api.INIT_PRODUCER_ID, Point.SILENT, also=True)

@@ -29,7 +29,6 @@ from rollbridge.stream.epochs import EpochCause
 from rollbridge.stream.names import GroupName
 
 SHORT = {
-    "ROLLBRIDGE_COORDINATOR_SCALING_CHECK_MS": "100",
     "ROLLBRIDGE_COORDINATOR_SCALING_WINDOW_MS": "600",
     "ROLLBRIDGE_COORDINATOR_SCALING_COOLDOWN_MS": "1000",
     "ROLLBRIDGE_COORDINATOR_SCALING_PER_HOUR_MAX": "100",

@@ -41,7 +41,7 @@ from rollbridge_coordinator.core.frame_reader import FrameReader
 
 SETTINGS = {
     "CONSTANT_TRUNCATE_BUFFERS_MS": "100",
-    "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "100",
+    "CONSTANT_RETENTION_CHECK_MS": "100",
 }
 
 

@@ -25,6 +25,7 @@ import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import patient_client
 from integration_tests.coordinators import controller_epoch
+from integration_tests.crashing import CONSTANT, program
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, end, eventually
 from rollbridge.base.ids import TransactionId
@@ -49,10 +50,10 @@ HEAD: Final = os.pathsep.join(
     str(ROOT / name) for name in ("bridge", "coordinator", "devcluster", "gateway", "schemas")
 )
 SNAPSHOTS: Final = {
-    "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_MAX_TRANSACTION_COUNT": "2",
-    "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "100",
-    "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": "1",
-    "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_SEGMENT_SIZE": "1024",
+    "TRANSACTION_BUFFER_SNAPSHOT_MAX_TRANSACTION_COUNT": "2",
+    "TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "100",
+    "TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": "1",
+    "TRANSACTION_BUFFER_SNAPSHOT_SEGMENT_SIZE": "1024",
 }
 """Snapshots, sealed segments and records of ongoing transactions come at once, so that takeovers read them."""
 KEYS: Final = 7
@@ -73,7 +74,8 @@ def released(tmp_path_factory: pytest.TempPathFactory) -> str:
 def environment(path: str) -> dict[str, str]:
     """Only the release on this path; what it needs comes from where this checkout has it from."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "ROLLBRIDGE"))}
-    return {**kept, **SNAPSHOTS, "PYTHONPATH": path}
+    prefix = CONSTANT if path == HEAD else "ROLLBRIDGE_COORDINATOR_"
+    return {**kept, **{prefix + name: value for name, value in SNAPSHOTS.items()}, "PYTHONPATH": path}
 
 
 def test_the_last_release_reads_offsets_without_what_is_committed_beside_them(released: str) -> None:
@@ -147,17 +149,17 @@ class Party:
 
     def start(self, name: str, path: str) -> None:
         """Start a coordinator of the release on a path."""
+        variables = environment(path)
         command = [
             sys.executable,
-            "-m",
-            "rollbridge_coordinator",
+            *program(variables),
             f"--bootstrap-servers={self.cluster.bootstrap_servers}",
             f"--zookeeper={self.cluster.zookeeper}",
             f"--zookeeper-root={self.root}",
             f"--name={name}",
         ]
         with (self.folder / f"{name}.log").open("ab") as out:
-            process = subprocess.Popen(command, env=environment(path), stdout=out, stderr=out, cwd=self.folder)
+            process = subprocess.Popen(command, env=variables, stdout=out, stderr=out, cwd=self.folder)
         self.coordinators[name] = process
         self.stack.callback(end, process, self.folder / f"{name}.log")
 

@@ -428,8 +428,6 @@ class WriterOptions:
     """Seconds that a writer blocks for room before it gets a ``BackpressureError``."""
     delivery_timeout_s: float = 300.0
     """Seconds without an answer after which a record fails; as librdkafka's ``message.timeout.ms``."""
-    request_timeout_s: float = 30.0
-    """Seconds without an answer to a request after which its connection is given up."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -487,8 +485,6 @@ class ConsumerOptions(ClientAddresses):
     """Count a record as processed once the application asks for the next one; otherwise by ``store_offsets``."""
     show_ends: bool = option(False, key="enable.partition.eof")
     """Hand out ``_PARTITION_EOF`` events."""
-    api_timeout_ms: int = option(60_000, key="default.api.timeout.ms", low=1, high=_DAY_MS)
-    """Timeout of a synchronous commit, in ms. The name is that of Kafka's Java client."""
     on_commit: Callable[..., None] | None = option(None, convert=function)
     """Callback after each commit, with its error, or None, and the partitions."""
 

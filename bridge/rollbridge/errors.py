@@ -5,10 +5,10 @@ The tree::
     RollbridgeError                       also: zookeeper-outdated (it was restored from a backup; repair it)
     ├─ InvalidRequestError               nothing was written; the request can never succeed as it is. Also:
     │  │                                 group-mismatch, invalid-ranges, invalid-timeout,
-    │  │                                 offset-metadata-too-large, wrong-cluster
+    │  │                                 offset-metadata-too-large, row-refused (of a data frame; carries its number
+    │  │                                 in its partition), unsupported-broker, wrong-cluster
     │  ├─ InvalidNameError               scope, stream, group or client name
     │  ├─ RecordTooLargeError            refused at write time
-    │  ├─ RowRefusedError                of a data frame; carries its number in its partition
     │  ├─ TransactionTooLargeError       refused at write time
     │  ├─ TransactionIdOutOfOrderError   a user's transaction id is lower than the one before
     │  ├─ ConfigError                    one or several settings, all named
@@ -20,11 +20,11 @@ The tree::
     │  ├─ OutcomeExpiredError            of a transaction; it has been forgotten
     │  └─ TruncatedError                 records to be read from have been deleted
     ├─ ConflictError                     nothing was written by this request; the state is not what it assumes. Also:
+    │  │                                 invalid-state, invalid-transition (both with transaction, state, request),
     │  │                                 replay-differs, rolled-back, stream-busy, topic-mismatch
     │  ├─ StreamExistsError              also: stream-differs (from what was asked for; names each setting)
     │  ├─ StreamRecreatedError           the stream was deleted and created again; the request names the former one
     │  ├─ CasWriteError                  a condition does not hold; carries what was expected and the actual SN
-    │  ├─ InvalidTransitionError         carries transaction, state and request. Also: invalid-state
     │  └─ TransactionClosedError         write or commit after the end; carries the outcome when known
     │     ├─ TransactionAbortedError     carries the reason. Also: already-aborted, transaction-expired
     │     │  └─ TransactionRefusedError  a condition of it does not hold; a CasWriteError as well
@@ -36,7 +36,7 @@ The tree::
     ├─ TransactionPreserverClosedError   outcomes are not remembered here, so it is unknown
     ├─ UnavailableError                  nothing is known to be written; try again later. Also: seal-timeout
     │  ├─ CoordinatorUnavailableError
-    │  ├─ KafkaUnavailableError
+    │  ├─ KafkaUnavailableError          also: transactional-id-locked (nothing was sent with it)
     │  ├─ ZooKeeperUnavailableError      also: zookeeper-untrusted (TLS failed: waiting does not mend that)
     │  └─ BackpressureError              the client's buffer stayed full for the whole time allowed
     ├─ FencedError                       a newer user of the same identity exists; stop
@@ -61,7 +61,6 @@ from rollbridge.base.errors import ConflictError as ConflictError
 from rollbridge.base.errors import CorruptDataError as CorruptDataError
 from rollbridge.base.errors import InvalidNameError as InvalidNameError
 from rollbridge.base.errors import InvalidRequestError as InvalidRequestError
-from rollbridge.base.errors import InvalidTransitionError as InvalidTransitionError
 from rollbridge.base.errors import NewerFormatError as NewerFormatError
 from rollbridge.base.errors import NotFoundError as NotFoundError
 from rollbridge.base.errors import RollbridgeError as RollbridgeError
@@ -108,19 +107,6 @@ class RecordTooLargeError(InvalidRequestError):
         super().__init__(message)
         self.size_bytes = size_bytes
         self.limit_bytes = limit_bytes
-
-
-class RowRefusedError(InvalidRequestError):
-    """A row of a data frame cannot be written; nothing of its job or micro-batch becomes visible.
-
-    ``row`` is its number in its partition, from 0.
-    """
-
-    code = "row-refused"
-
-    def __init__(self, message: str, *, row: int) -> None:
-        super().__init__(message)
-        self.row = row
 
 
 class TransactionTooLargeError(InvalidRequestError):
@@ -337,6 +323,7 @@ class KafkaUnavailableError(UnavailableError):
     """No broker answered within the time allowed."""
 
     code = "kafka-unavailable"
+    codes: ClassVar[tuple[str, ...]] = ("transactional-id-locked",)
 
 
 class ZooKeeperUnavailableError(UnavailableError):

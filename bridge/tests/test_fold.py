@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from bridge.tests.buffers import STREAMS, Buffer, buffer_of, check_batch, fold_all
+from bridge.tests.refusals import raises_code
 from rollbridge.base.ids import BEGUN_TWICE, TransactionId
 from rollbridge.buffer import fold as buffer_module
 from rollbridge.buffer.fold import STRANGER_BYTES, BufferFold, BufferLimits
@@ -14,7 +15,6 @@ from rollbridge.buffer.frames import FrameHeader, FrameKind, Manifest, PieceKey
 from rollbridge.buffer.state import CACHED_PRICE, DEADLINES_MIN
 from rollbridge.buffer.table import State
 from rollbridge.commitlog.control import EXPIRED
-from rollbridge.errors import InvalidTransitionError
 
 A, B = STREAMS[:2]
 
@@ -311,7 +311,7 @@ def test_settling_what_is_not_decided_is_a_defect_and_changes_nothing() -> None:
     buffer = Buffer()
     t = buffer.begin(1)
     buffer.data(t, 0, 1)
-    with pytest.raises(InvalidTransitionError, match="is open and got abort-logged"):
+    with raises_code("invalid-transition", match="is open and got abort-logged"):
         buffer.fold.settle(t)
     assert buffer.fold.open[t].state is State.OPEN
     assert buffer.fold.cached_bytes == 10 + CACHED_PRICE

@@ -336,7 +336,7 @@ def test_the_leader_of_a_partition_that_was_added_is_looked_up(views: dict[int, 
     queue = PartitionQueue[QueuedBatch](("t", 1), Lane())
     queue.pending.append(QueuedBatch())
     owner: Any = None  # it has nothing to decide
-    dispatch = Dispatcher[QueuedBatch](cluster, owner, (1, 0), request_timeout_s=1.0, in_flight_max=1)
+    dispatch = Dispatcher[QueuedBatch](cluster, owner, (1, 0), in_flight_max=1)
     dispatch.note(queue)
     dispatch.pump()
     dispatch.reach(nullcontext())
@@ -352,9 +352,7 @@ def test_a_sender_that_ends_waits_for_one_broker_and_not_for_all(views: dict[int
         return Told(views[node])
 
     owner: Any = None
-    dispatch = Dispatcher[QueuedBatch](
-        Cluster(SERVERS), owner, (1, 0), request_timeout_s=1.0, in_flight_max=1, dial=dial
-    )
+    dispatch = Dispatcher[QueuedBatch](Cluster(SERVERS), owner, (1, 0), in_flight_max=1, dial=dial)
     dispatch._unreached = {1, 2, 3}
     dispatch.reach(nullcontext())
     assert (dialled, dispatch.links) == ([1], {})
@@ -455,7 +453,6 @@ def test_a_transaction_whose_connection_was_lost_sends_nothing_more_whoever_lead
         session,
         ProducerFields("id", 1, 0),
         max_in_flight=5,
-        request_timeout_ms=1_000,
         retry_timeout_ms=1_000,
         unknown_topic_timeout_ms=1_000,
         topic_timeout_ms=lambda _: 1_000,
@@ -491,7 +488,7 @@ def test_who_takes_a_transactional_id_over_waits_a_little_longer_each_time(monke
 def test_a_leader_that_takes_its_time_to_refuse_is_looked_up_again_at_once() -> None:
     """A broker that is cut off asks a coordinator for half a minute before it says NOT_ENOUGH_REPLICAS."""
     owner: Any = None
-    dispatch = Dispatcher[QueuedBatch](Cluster(SERVERS), owner, (1, 0), request_timeout_s=1.0, in_flight_max=1)
+    dispatch = Dispatcher[QueuedBatch](Cluster(SERVERS), owner, (1, 0), in_flight_max=1)
     queue: Any = SimpleNamespace(target=("t", 0))
     now, passing = time.monotonic(), ErrorCode.not_enough_replicas
     assert not dispatch._keeps_failing(queue, passing, now)

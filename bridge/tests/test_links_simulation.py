@@ -209,7 +209,7 @@ class PlainSender(Sender[Batch]):
         self.all = {topic: PartitionQueue[Batch]((topic, 0), Lane(), placed=True) for topic in TOPICS}
         self.told: list[int] = []
         self.turns_left = 0
-        limits = SenderLimits(buffer_bytes=1 << 20, block_s=1.0, request_timeout_s=REQUEST_S)
+        limits = SenderLimits(buffer_bytes=1 << 20, block_s=1.0)
         super().__init__(lambda: Leaders(world), limits, name="sender", producer=(7, 0))
 
     def write(self, topic: str, batch: Batch, *, may_send: bool) -> None:

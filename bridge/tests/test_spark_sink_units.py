@@ -11,13 +11,14 @@ from typing import Any, cast
 import pytest
 from xxhash import xxh64_intdigest
 
+from bridge.tests.refusals import raises_code
 from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import FrameHeader, unpack_header
 from rollbridge.client.frame_writer import PartWriter
 from rollbridge.client.futures import Completion, FrameLimits, PartStream
 from rollbridge.client.results import PartHandle
 from rollbridge.config import ConnectionSettings
-from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError, LocalEnvironmentError, RowRefusedError
+from rollbridge.errors import ConfigError, InvalidNameError, InvalidRequestError, LocalEnvironmentError
 from rollbridge.kafka.records import Compression, read_records
 from rollbridge.metadata.client_sessions import CooperativeContent
 from rollbridge.metadata.errors import ZooKeeperDeniedError
@@ -369,12 +370,12 @@ def test_rows_that_an_adopted_topic_does_not_take_are_named() -> None:
     part: Any = HeldPart(2, limits=TopicLimits(5_000, is_compacted=True, before_ms=1_000))
     sink = writer(part)
     sink.write(batch(500))
-    with pytest.raises(RowRefusedError, match="without a key") as refused:
+    with raises_code("row-refused", match="without a key") as refused:
         sink.write(pa.RecordBatch.from_pydict({"key": ["a", "b", None], "value": [b"1", b"2", b"3"]}))
-    assert refused.value.row == 502
+    assert vars(refused.value)["row"] == 502
     old = pa.array([datetime(2026, 1, 1, tzinfo=UTC)], pa.timestamp("us", tz="UTC"))
     timed = PartitionWriter(part, PartitionReader(Columns(1, 0, None, 2, None), STREAMS[:1]), STREAMS[:1])
-    with pytest.raises(RowRefusedError, match=r"before\.max\.ms"):
+    with raises_code("row-refused", match=r"before\.max\.ms"):
         timed.write(pa.RecordBatch.from_pydict({"key": ["a"], "value": [b"1"], "timestamp": old}))
     sink.finish()
     assert max(len(value) for _, _, value in part.frames) <= 5_000
@@ -388,9 +389,9 @@ def test_a_row_of_an_adopted_topic_goes_to_the_partition_that_it_names() -> None
     named = [None if row % 4 == 3 else row % 4 for row in range(100)]
     sink.write(batch(100, partition=pa.array(named, pa.int32())))
     for at, wrong in enumerate((3, -1)):
-        with pytest.raises(RowRefusedError, match=f"its partition is {wrong}, but topic orders has 3") as refused:
+        with raises_code("row-refused", match=f"its partition is {wrong}, but topic orders has 3") as refused:
             sink.write(batch(2, partition=pa.array([None, wrong], pa.int32())))
-        assert refused.value.row == 101 + 2 * at
+        assert vars(refused.value)["row"] == 101 + 2 * at
     usual = HeldPart(3)
     for row in range(3, 100, 4):
         usual.writer.write(STREAMS[0], b"k%d" % (row % 13), b"%d" % row, (), None)
@@ -409,9 +410,9 @@ def test_a_partition_is_refused_where_no_topic_is_adopted(segments: int) -> None
     columns = Columns(1, 0, None, None, None, 2)
     sink = PartitionWriter(part, PartitionReader(columns, STREAMS[:1]), STREAMS[:1])
     sink.write(batch(2, partition=pa.nulls(2, pa.int32())))
-    with pytest.raises(RowRefusedError, match=r"its partition is 0, but sales/orders .*drop\('partition'\)") as refused:
+    with raises_code("row-refused", match=r"its partition is 0, but sales/orders .*drop\('partition'\)") as refused:
         sink.write(batch(2, 2, partition=pa.array([None, 0], pa.int32())))
-    assert refused.value.row == 3
+    assert vars(refused.value)["row"] == 3
 
 
 def test_every_row_goes_to_the_stream_that_it_names() -> None:
@@ -424,9 +425,9 @@ def test_every_row_goes_to_the_stream_that_it_names() -> None:
         values = {value for place, records in found.items() if place[0] == stream for _, value in records}
         assert values == {b"%d" % row for row in range(stream, 100, 2)}
     for name, what in ((None, "null"), ("sales/others", "'sales/others'")):
-        with pytest.raises(RowRefusedError, match=f"its topic is {what}") as refused:
+        with raises_code("row-refused", match=f"its topic is {what}") as refused:
             sink.write(batch(2, topic=[STREAMS[0], name]))
-        assert refused.value.row == 101
+        assert vars(refused.value)["row"] == 101
 
 
 def test_rows_without_a_key_are_spread_and_large_ones_get_frames_of_their_own() -> None:
@@ -531,11 +532,9 @@ def test_a_time_that_is_not_named_is_no_part_of_a_row(monkeypatch: pytest.Monkey
 def test_a_row_over_the_limit_is_named() -> None:
     sink = writer(HeldPart(1, record_bytes_max=1_000))
     sink.write(batch(10))
-    with pytest.raises(
-        RowRefusedError, match=r"it takes 10\d\d bytes .* limit of 1000 of stream sales/orders"
-    ) as refused:
+    with raises_code("row-refused", match=r"it takes 10\d\d bytes .* limit of 1000 of stream sales/orders") as refused:
         sink.write(pa.RecordBatch.from_pydict({"key": ["k", "k"], "value": [b"", b"x" * 1_000]}))
-    assert refused.value.row == 11
+    assert vars(refused.value)["row"] == 11
 
 
 def test_headers_and_times_that_can_not_be_are_refused() -> None:
@@ -559,6 +558,6 @@ def test_headers_and_times_that_can_not_be_are_refused() -> None:
         ([{"key": "rollbridge", "value": b""}], 0, "rollbridge's own"),
         ([], -1_000_000, "lies before 1970"),
     ):
-        with pytest.raises(RowRefusedError, match=complaint) as refused:
+        with raises_code("row-refused", match=complaint) as refused:
             rows(headers, time_us)
-        assert refused.value.row == 5
+        assert vars(refused.value)["row"] == 5

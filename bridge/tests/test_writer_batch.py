@@ -165,7 +165,6 @@ def test_a_future_of_a_failed_batch_raises_a_new_error_each_time() -> None:
         {"compression": "brotli"},
         {"block_s": 0.0},
         {"delivery_timeout_s": 0.0},
-        {"request_timeout_s": -1.0},
     ],
 )
 def test_options_that_can_not_be_are_refused_by_name(change: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 Addresses and security have the same sources as for clients (:mod:`rollbridge.config`). Everything else comes from
 ``ROLLBRIDGE_COORDINATOR_...`` variables, such as ``ROLLBRIDGE_COORDINATOR_CACHE_BYTES_MAX``, or from the table
 ``[coordinator]`` of the TOML file that ``ROLLBRIDGE_CONFIG`` names; flags win over both. In the file, names may also be
-spelt as in PIP-196: ``transactionBufferSnapshotSegmentSize``.
+spelt as in PIP-196: ``transactionBufferSegmentedSnapshotEnabled``.
 """
 
 from __future__ import annotations
@@ -155,12 +155,6 @@ class CoordinatorSettings:
     def __post_init__(self) -> None:
         faults = list(faults_of(self, self.limits, self.leader, self.leader.snapshots, self.leader.scaling))
         faults += [] if self.name else ["name: missing"]
-        scaling = self.leader.scaling
-        if scaling.scaling_window_ms < 2 * scaling.scaling_check_ms:
-            faults.append(
-                f"scaling_window_ms: {scaling.scaling_window_ms} is less than twice scaling_check_ms, "
-                f"{scaling.scaling_check_ms}, so no rate could be measured"
-            )
         if self.page_address and self.page_address == self.metrics_address and not self.page_address.endswith(":0"):
             faults.append(f"page_address: metrics are served at {self.page_address}; give the page another port")
         if "/" in self.name:
@@ -220,7 +214,10 @@ def load_coordinator_settings(
 
 _TABLES: Final = (CoordinatorSettings, BufferLimits, LeaderSettings, SnapshotSettings, ScalingSettings)
 _KEYS: Final = keys_of(*_TABLES)
-_CONSTANTS: Final = {key: value for kind in _TABLES for key, value in constants_of(kind).items()}
+_CONSTANTS: Final = {key: value for kind in _TABLES for key, value in constants_of(kind).items()} | {
+    "gather_ms_max": LeaderSettings.late_commit_batch_ms,
+    "scaling_check_ms": f"scaling_window_ms / {ScalingSettings.scaling_checks}",
+}
 """Options of the last release among them."""
 _FORMER: Final = [name for kind in _TABLES for row in table_of(kind) for name in row.former]
 

@@ -108,7 +108,7 @@ COUNTERS_KEEP_MS = 3_000
 
 
 SCALING = varied(
-    ScalingSettings(scaling_check_ms=100, scaling_window_ms=400, scaling_cooldown_ms=600, scaling_per_hour_max=100),
+    ScalingSettings(scaling_window_ms=400, scaling_cooldown_ms=600, scaling_per_hour_max=100),
     scaling_parts_max=3,
     scaling_open_ms=1_000,
     scaling_open_max=8,
@@ -119,27 +119,25 @@ SCALING = varied(
 def settings_of(epoch: int, defects: frozenset[str] = frozenset()) -> LeaderSettings:
     """The settings of a leader: now and then one that writes single snapshots is among them."""
     snapshots = varied(
-        SnapshotSettings(
-            transaction_buffer_segmented_snapshot_enabled=epoch % 4 != 0,
-            transaction_buffer_snapshot_segment_size=300,
-            transaction_buffer_snapshot_max_transaction_count=4,
-            transaction_buffer_snapshot_min_time_in_millis=500,
-            transaction_buffer_snapshot_replay_max=3,
-        ),
+        SnapshotSettings(transaction_buffer_segmented_snapshot_enabled=epoch % 4 != 0),
+        transaction_buffer_snapshot_segment_size=300,
+        transaction_buffer_snapshot_max_transaction_count=4,
+        transaction_buffer_snapshot_min_time_in_millis=500,
+        transaction_buffer_snapshot_replay_max=3,
         transaction_buffer_snapshot_cache_bytes_max=500,
     )
     settings = LeaderSettings(
-        round_bytes_max=2_000,
         merge_beside_bytes=(0, 500, 900)[epoch % 3],
-        retention_check_ms=100,
         late_commit_window_ms=400 if epoch % 3 else 0,
-        late_commit_batch_ms=100 if epoch % 2 else 0,
         transaction_meta_persist_count=REMEMBERED,
         snapshots=snapshots,
         scaling=SCALING,
     )
     return varied(
         settings,
+        round_bytes_max=2_000,
+        retention_check_ms=100,
+        late_commit_batch_ms=100 if epoch % 2 else 0,
         round_transactions_max=5,
         commit_order_patience_ms=800,
         record_after_ms=50,

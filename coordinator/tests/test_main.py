@@ -114,45 +114,41 @@ def test_every_faulty_limit_is_named(seen: list[CoordinatorSettings], tmp_path: 
     assert result.exit_code == ConfigError.exit_code
     assert "coordinator.cach_bytes_max: is unknown; did you mean cache_bytes_max?" in result.output
     assert "coordinator.merge_timeout_s: 'soon' is not a number" in result.output
-    negative = {"ROLLBRIDGE_COORDINATOR_ROUND_BYTES_MAX": "-1"}
+    negative = {"ROLLBRIDGE_COORDINATOR_CACHE_BYTES_MAX": "-1"}
     result = CliRunner().invoke(entry.main, ADDRESSES, env=negative)
-    assert "round_bytes_max: -1 is not positive" in result.output
+    assert "cache_bytes_max: -1 is not positive" in result.output
     assert seen == []
 
 
-def test_snapshot_settings_have_the_names_of_the_proposal(seen: list[CoordinatorSettings], tmp_path: Path) -> None:
+def test_settings_have_the_names_of_the_proposals(seen: list[CoordinatorSettings], tmp_path: Path) -> None:
     file = tmp_path / "rollbridge.toml"
     file.write_text(
-        "[coordinator]\ntransactionBufferSnapshotSegmentSize = 4096\n"
-        "transaction_buffer_snapshot_min_time_in_millis = 7\ntransactionBufferSegmentedSnapshotEnabled = true\n"
+        "[coordinator]\ntransactionBufferSegmentedSnapshotEnabled = false\ntransactionMetaPersistTimeInHour = 4\n"
     )
     environment = {
         "ROLLBRIDGE_CONFIG": str(file),
-        "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SEGMENTED_SNAPSHOT_ENABLED": "False",
+        "ROLLBRIDGE_COORDINATOR_TRANSACTION_META_PERSIST_TIME_IN_HOUR": "7",
         "ROLLBRIDGE_COORDINATOR_METRICS_ADDRESS": "127.0.0.1:9464",
     }
     result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
     assert result.exit_code == 0, result.output
     (settings,) = seen
-    snapshots = settings.leader.snapshots
-    assert snapshots.transaction_buffer_snapshot_segment_size == 4096
-    assert snapshots.transaction_buffer_snapshot_min_time_in_millis == 7
-    assert snapshots.transaction_buffer_snapshot_max_transaction_count == 1_000
-    assert snapshots.transaction_buffer_segmented_snapshot_enabled is False
+    assert settings.leader.snapshots.transaction_buffer_segmented_snapshot_enabled is False
+    assert settings.leader.transaction_meta_persist_time_in_hour == 7
+    assert settings.leader.transaction_meta_persist_count == 100
     assert settings.metrics_address == "127.0.0.1:9464"
 
 
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("SEGMENT_SIZE", "1000", "1000 is not in 1024..8388608"),
-        ("SEGMENT_SIZE", "9000000", "9000000 is not in 1024..8388608"),
-        ("MAX_TRANSACTION_COUNT", "0", "0 is not positive"),
-        ("MIN_TIME_IN_MILLIS", "soon", "'soon' is not a number"),
+        ("META_PERSIST_TIME_IN_HOUR", "0", "0 is not positive"),
+        ("META_PERSIST_COUNT", "soon", "'soon' is not a whole number from 0 on"),
+        ("BUFFER_SNAPSHOT_SEGMENT_SIZE", "1000", "is no option, it is always 262144"),
     ],
 )
-def test_faulty_snapshot_settings_are_named(seen: list[CoordinatorSettings], name: str, value: str, words: str) -> None:
-    environment = {f"ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_{name}": value}
+def test_faulty_settings_are_named(seen: list[CoordinatorSettings], name: str, value: str, words: str) -> None:
+    environment = {f"ROLLBRIDGE_COORDINATOR_TRANSACTION_{name}": value}
     result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
     assert result.exit_code == ConfigError.exit_code
     assert words in result.output
@@ -161,7 +157,7 @@ def test_faulty_snapshot_settings_are_named(seen: list[CoordinatorSettings], nam
 
 def test_windows_that_are_too_short_to_measure_are_refused(seen: list[CoordinatorSettings]) -> None:
     environment = {
-        "ROLLBRIDGE_COORDINATOR_SCALING_WINDOW_MS": "9000",
+        "ROLLBRIDGE_COORDINATOR_SCALING_WINDOW_MS": "150",
         "ROLLBRIDGE_COORDINATOR_SCALING_COOLDOWN_MS": "-1",
     }
     result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
@@ -170,11 +166,11 @@ def test_windows_that_are_too_short_to_measure_are_refused(seen: list[Coordinato
     del environment["ROLLBRIDGE_COORDINATOR_SCALING_COOLDOWN_MS"]
     result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
     assert result.exit_code == ConfigError.exit_code
-    assert "9000 is less than twice scaling_check_ms, 5000" in result.output
+    assert "scaling_window_ms: '150' is not a whole number from 200 on" in result.output
     assert not seen
     environment["ROLLBRIDGE_COORDINATOR_SCALING_CHECK_MS"] = "4000"
-    CliRunner().invoke(entry.main, ADDRESSES, env=environment)
-    assert seen[0].leader.scaling.scaling_window_ms == 9_000
+    result = CliRunner().invoke(entry.main, ADDRESSES, env=environment)
+    assert "SCALING_CHECK_MS: is no option, it is always scaling_window_ms / 24" in result.output
 
 
 def test_a_switch_is_true_or_false(seen: list[CoordinatorSettings]) -> None:

@@ -47,7 +47,7 @@ def test_all_waiting_transactions_of_the_active_epoch_go_together_in_decision_or
 
 
 def test_a_round_is_bounded_in_bytes_but_takes_one_transaction_of_any_size() -> None:
-    bench = Bench({ORDERS: 1}, LeaderSettings(round_bytes_max=1_000))
+    bench = Bench({ORDERS: 1}, varied(LeaderSettings(), round_bytes_max=1_000))
     big = bench.begin(ORDERS)
     bench.data(big, ORDERS, 0, size=5_000)
     item = bench.commit(big, {(0, 0): 1})

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coordinator.tests.makers import varied
 from coordinator.tests.sim_load import Keys, Load, LoadRun, many_keys
 from rollbridge.base.ids import Epoch, SegmentId
 from rollbridge.stream.epochs import EpochHistory
@@ -29,7 +30,7 @@ HOUR = 60 * MINUTE
 WINDOW_S = 20 * MINUTE
 """The longest window."""
 LOOK_S = 15
-SETTINGS = ScalingSettings(scaling_check_ms=LOOK_S * 1000)
+SETTINGS = varied(ScalingSettings(), scaling_checks=120 // LOOK_S)
 POLICY = ScalingPolicy(events_per_second=100, max_segments=32)
 EVEN = Keys.of(many_keys(3_000, 1))
 

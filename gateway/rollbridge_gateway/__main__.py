@@ -213,15 +213,12 @@ PREFIX: Final = "ROLLBRIDGE_GATEWAY"
 @click.option("--connections-max", type=int, help="Most connections of clients (default: 2,000).")
 @click.option("--connections-per-ip-max", type=int, help="Most of one address (default: half of all).")
 @click.option("--ids-max", type=int, help="Most transactional ids served at once (default: 50,000).")
-@click.option("--request-bytes-max", type=int, help="Largest request (default: 100 MiB).")
 @click.option("--under-way-bytes-max", type=int, help="Bytes of all requests under way, and of answers not taken yet.")
 @click.option("--workers", type=int, help="Threads for each group's leader, and for ZooKeeper (default: 64).")
 @click.option("--certificate", metavar="FILE", help="Certificate, if clients' connections are to be encrypted.")
 @click.option("--key", metavar="FILE", help="Its private key, unless it is in the same file.")
 @click.option("--client-ca", metavar="FILE", help="Authorities of clients' certificates, which are demanded then.")
 @click.option("--rights-seconds", "rights_s", type=float, help="Time for which rights are remembered (default: 60 s).")
-@click.option("--idle-seconds", "idle_s", type=float, help="Time until an idle connection is closed (default: 600 s).")
-@click.option("--request-seconds", "request_s", type=float, help="Time to continue a request (default: 30 s).")
 @click.option(
     "--expiration-days", type=float, help="Age at which unused transactional ids expire (default: 7 days; 0: never)."
 )

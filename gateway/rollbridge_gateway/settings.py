@@ -13,7 +13,6 @@ from rollbridge.base.options import MIB, faults_of, option
 from rollbridge.base.security import WARNED_BEFORE, ends_of_validity
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError
-from rollbridge_gateway.server.framing import Limits
 
 logger = logging.getLogger(__name__)
 
@@ -62,16 +61,9 @@ class GatewaySettings:
     of ``connections_max``. Behind a proxy or NAT all clients have one address: set it to ``connections_max`` there."""
     ids_max: int = option(50_000, low=1)
     """Most transactional ids that are served at once; those not in use make room."""
-    request_bytes_max: int = option(100 * MIB, low=MIB)
-    """Largest request, as brokers' ``socket.request.max.bytes``."""
     under_way_bytes_max: int = option(256 * MIB, low=MIB)
     """Bytes of all requests under way, beyond which connections are not read from; and of brokers' answers that clients
     have not taken yet, beyond which brokers are not read from."""
-    idle_s: float = option(600.0, low=0.1)
-    """Seconds after which a connection is closed whose client asks for nothing, as brokers' ``connections.max.idle.ms``
-    is; likewise one that does not take its answers."""
-    request_s: float = option(30.0, low=0.1)
-    """Seconds within which a client has to continue a request that it has begun, and to authenticate itself."""
     workers: int = option(64, low=4, high=1_024)
     """Threads that wait for the leader of a transaction group, for each group; and as many that wait for ZooKeeper."""
     certificate: str = ""
@@ -108,11 +100,6 @@ class GatewaySettings:
     def per_ip_max(self) -> int:
         """Most connections of one address."""
         return self.connections_per_ip_max or max(self.connections_max // 2, 1)
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of time for clients."""
-        return Limits(self.idle_s, self.request_s)
 
     def certificate_until(self) -> datetime | None:
         """Return when the certificate, or another one of its file, runs out; None without one.

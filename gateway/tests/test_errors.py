@@ -10,7 +10,6 @@ from kio.schema.errors import ErrorCode
 from rollbridge import errors as ours
 from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
 from rollbridge_gateway.producer.procedures import (
-    NotDoneError,
     NothingWrittenError,
     RefusedError,
 )
@@ -74,9 +73,9 @@ def test_every_fault_has_a_code_in_every_version(fault: KafkaFault, where: tuple
         (ours.InvalidRequestError(""), Api.END_TXN, 5, "transaction_abortable"),
         (ours.StreamNotFoundError(""), Api.END_TXN, 5, "transaction_abortable"),
         (ours.InvalidRequestError(""), Api.ADD_OFFSETS_TO_TXN, 4, "invalid_request"),
-        (NotDoneError(KafkaFault.UNKNOWN_PRODUCER), Api.END_TXN, 5, "invalid_producer_id_mapping"),
-        (NotDoneError(KafkaFault.NOWHERE), Api.ADD_OFFSETS_TO_TXN, 0, "concurrent_transactions"),
-        (NotDoneError(KafkaFault.NOWHERE), Api.TXN_OFFSET_COMMIT, 5, "coordinator_load_in_progress"),
+        (RefusedError(KafkaFault.UNKNOWN_PRODUCER), Api.END_TXN, 5, "invalid_producer_id_mapping"),
+        (RefusedError(KafkaFault.NOWHERE), Api.ADD_OFFSETS_TO_TXN, 0, "concurrent_transactions"),
+        (RefusedError(KafkaFault.NOWHERE), Api.TXN_OFFSET_COMMIT, 5, "coordinator_load_in_progress"),
         (NothingWrittenError("", KafkaFault.GAP), Api.PRODUCE, 12, "out_of_order_sequence_number"),
         (NothingWrittenError(""), Api.PRODUCE, 12, "invalid_record"),
         (ours.ClientFencedError(""), Api.PRODUCE, 12, "not_leader_or_follower"),

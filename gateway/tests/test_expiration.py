@@ -27,7 +27,7 @@ from rollbridge_gateway.producer.expiration import (
     is_due,
     sweep,
 )
-from rollbridge_gateway.producer.procedures import IdState, Incoming, NotDoneError
+from rollbridge_gateway.producer.procedures import IdState, Incoming, RefusedError
 from rollbridge_gateway.producer.table import NOBODY, Entry, KafkaFault, Pair
 
 STEPS = 6
@@ -85,7 +85,7 @@ class Play:
         now_ms = self.world.now_ms
         try:
             self.run(lambda held: procedures.write(held, self.pair, [item], now_ms, v2=True))
-        except NotDoneError as fault:
+        except RefusedError as fault:
             if fault.fault is not KafkaFault.UNKNOWN_PRODUCER:
                 raise
             self.start()

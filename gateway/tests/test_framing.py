@@ -23,7 +23,7 @@ from rollbridge.base.logs import LIMITER
 from rollbridge.base.security import ends_of_validity
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError
-from rollbridge_gateway.server.framing import AHEAD_BYTES, PIECE_BYTES, Closing, Limits, MessageStream, Pace, Traffic
+from rollbridge_gateway.server.framing import AHEAD_BYTES, PIECE_BYTES, Closing, MessageStream, Pace, Traffic
 from rollbridge_gateway.server.server import telling
 from rollbridge_gateway.settings import GatewaySettings
 
@@ -331,12 +331,9 @@ def test_a_large_message_grows_as_it_comes_and_as_it_may(new_loop: NewLoop, size
 # When a connection is let go, with a clock that the test sets.
 
 
-LIMITS = Limits(idle_s=600, request_s=30)
-
-
 def closing(*seen: tuple[float, Traffic], requests_wait: bool = False, answers_wait: bool = False) -> Closing | None:
     """What is said at the last look; nothing before."""
-    pace = Pace(LIMITS, 0)
+    pace = Pace(0)
     said: Closing | None = None
     for now_s, traffic in seen:
         assert said is None

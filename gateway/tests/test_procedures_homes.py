@@ -15,9 +15,9 @@ from rollbridge_gateway.producer.procedures import (
     GroupCommit,
     IdState,
     Incoming,
-    NotDoneError,
     NothingWrittenError,
     OffsetToCommit,
+    RefusedError,
     Save,
     WriteEntry,
     add,
@@ -74,9 +74,9 @@ def offsets(of: IdState, stream: str = GUESSED, *, is_sure: bool, v2: bool = Tru
 def test_a_guess_waits_for_a_write_until_it_is_to_be_taken(v2: bool) -> None:
     item = held()
     for stream in ("", GUESSED):
-        with pytest.raises(NotDoneError, check=lambda fault: fault.fault is KafkaFault.NOWHERE):
+        with pytest.raises(RefusedError, check=lambda fault: fault.fault is KafkaFault.NOWHERE):
             offsets(item, stream, is_sure=False, v2=v2)
-    with pytest.raises(NotDoneError, check=lambda fault: fault.fault is KafkaFault.NOWHERE):
+    with pytest.raises(RefusedError, check=lambda fault: fault.fault is KafkaFault.NOWHERE):
         offsets(item, "", is_sure=True, v2=v2)
     assert begun_in(offsets(item, is_sure=True, v2=v2)) == [GUESSED]
     assert item.entry is not None
@@ -85,7 +85,7 @@ def test_a_guess_waits_for_a_write_until_it_is_to_be_taken(v2: bool) -> None:
 
 def test_a_write_that_comes_meanwhile_tells_where() -> None:
     item = held()
-    with pytest.raises(NotDoneError, check=lambda fault: fault.fault is KafkaFault.NOWHERE):
+    with pytest.raises(RefusedError, check=lambda fault: fault.fault is KafkaFault.NOWHERE):
         offsets(item, is_sure=False)
     assert begun_in(carry_out(write(item, PAIR, [batch(WRITTEN)], NOW_MS, v2=True))) == [WRITTEN]
     assert any(isinstance(effect, AddOffsets) for effect in offsets(item, is_sure=False))

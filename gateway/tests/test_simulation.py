@@ -34,7 +34,6 @@ from rollbridge_gateway.producer.procedures import (
     IdState,
     Incoming,
     LostTransactionError,
-    NotDoneError,
     NothingWrittenError,
     OffsetToCommit,
     RefusedError,
@@ -104,14 +103,12 @@ class Application:
                 answer = self.answer_of(gateway, make)
             except (Crash, StandsStill, AskAgain):
                 continue
-            except RefusedError as refused:
-                if refused.step is Step.WAIT:
+            except RefusedError as unknown:
+                if unknown.fault is KafkaFault.BUSY:
                     continue
-                raise self.refused(refused) from refused
-            except NotDoneError as unknown:
-                if unknown.fault is not KafkaFault.UNKNOWN_PRODUCER:
+                if unknown.fault is KafkaFault.NOWHERE:
                     raise
-                if self.has_slept:
+                if unknown.fault is KafkaFault.UNKNOWN_PRODUCER and self.has_slept:
                     raise Forgotten from unknown
                 raise self.refused(unknown) from unknown
             if self.dice.random() < 0.05:
@@ -142,7 +139,7 @@ class Application:
 
     def send_late(self, make: Callable[[IdState], Steps[Any]]) -> None:
         """A copy of a request comes, and nobody hears the answer."""
-        with suppress(Crash, StandsStill, AskAgain, NotDoneError):
+        with suppress(Crash, StandsStill, AskAgain, RefusedError):
             self.any_gateway((1, 1, 1)).run(make)
 
     def any_gateway(self, weights: tuple[int, ...]) -> Gateway:
@@ -299,7 +296,7 @@ class Application:
                     lambda held: procedures.add(held, pair, guess, now_ms, is_home=True, is_sure=is_sure), is_late=False
                 )
             self.ask(self.sending(pair, group, guess, is_sure=is_sure), is_late=self.v2)
-        except NotDoneError as unknown:
+        except RefusedError as unknown:
             if unknown.fault is not KafkaFault.NOWHERE:
                 raise
             return False
@@ -355,7 +352,7 @@ class Application:
 
 def go_on(gateway: Gateway) -> None:
     """Let a gateway go on that stands still; nobody waits for what comes of it."""
-    with suppress(Crash, AskAgain, NotDoneError):
+    with suppress(Crash, AskAgain, RefusedError):
         gateway.go_on()
 
 
@@ -447,7 +444,7 @@ def test_what_ends_while_it_is_taken_over_is_lost_and_does_not_begin_again() -> 
     first.run(write(0, "acknowledged"))
     with pytest.raises(RefusedError) as refused:
         second.run(lambda held: _meanwhile(world.expire, write(1, "the rest")(held)))
-    assert refused.value.step is Step.ABORTABLE
+    assert refused.value.fault is KafkaFault.ABORTABLE
     with pytest.raises(RefusedError):
         second.run(lambda held: procedures.end(held, pair, 9, 0, commit=True, v2=True))
     assert not world.committed

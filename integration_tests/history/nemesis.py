@@ -203,9 +203,9 @@ class Nemesis:
         env = {
             "ROLLBRIDGE_COORDINATOR_SESSION_TIMEOUT_S": str(SESSION_S),
             **VALIDATING,
-            "ROLLBRIDGE_COORDINATOR_RETENTION_CHECK_MS": "200",
+            "CONSTANT_RETENTION_CHECK_MS": "200",
             # Or the commit log would be kept as far back as a takeover may read, which is further than a history goes.
-            "ROLLBRIDGE_COORDINATOR_TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": "500",
+            "CONSTANT_TRANSACTION_BUFFER_SNAPSHOT_REPLAY_MAX": "500",
             "CONSTANT_OUTCOMES_UNLISTED_MAX": "200",
             "ROLLBRIDGE_COORDINATOR_MERGE_BESIDE_BYTES": self._choice.choice(LARGE_FROM),
         }

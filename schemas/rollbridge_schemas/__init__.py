@@ -4,7 +4,7 @@ Records in Kafka are Avro binary without a container or a registry: the topic sa
 ZooKeeper are the same data as plain JSON, so that any ZooKeeper shell shows them. Every field has a ``doc``.
 
 Each schema has a ``version``. It rises when readers of the versions before would misunderstand a record; they refuse
-it then (:class:`NewerVersionError`). JSON carries it as a field of its own; binary records carry it in front, where
+it then (:attr:`SchemaError.is_newer`). JSON carries it as a field of its own; binary records carry it in front, where
 each has a place for it (docs/protocol.md, "Versions and compatibility"). Fields are added without a new version: at
 the end, with a default and ``"added": true``. Readers that do not know them skip them. A field in JSON that must not
 be skipped has a version of its own (``since``), which records with that field carry; every reader reads the others.
@@ -68,16 +68,15 @@ VERSION_FIELD: Final = "version"
 class SchemaError(ValueError):
     """Bytes that are not a record of the schema, or a record that does not fit it."""
 
+    is_newer = False
+    """True of a record of a version that this code does not know; what it says cannot be told."""
 
-class NewerVersionError(SchemaError):
-    """A record of a version that this code does not know; what it says cannot be told."""
 
-    def __init__(self, what: str, version: int, known: int) -> None:
-        super().__init__(what, version, known)
-
-    def __str__(self) -> str:
-        what, version, known = self.args
-        return f"{what} has version {version}, and this release knows {known} at most: upgrade it"
+def newer_version(what: str, version: int, known: int) -> SchemaError:
+    """Return the error of a record of a version that is not known."""
+    fault = SchemaError(f"{what} has version {version}, and this release knows {known} at most: upgrade it")
+    fault.is_newer = True
+    return fault
 
 
 class SchemaCodec:
@@ -158,8 +157,8 @@ class SchemaCodec:
         """Return the record in plain JSON; unknown fields are dropped, missing ones take their defaults.
 
         Raises:
-            NewerVersionError: its version says that it cannot be read like that.
-            SchemaError: not JSON in UTF-8, text that is none (lone surrogates), or not a record of the schema.
+            SchemaError: its version says that it cannot be read like that, with ``is_newer``; not JSON in UTF-8, text
+                that is none (lone surrogates), or not a record of the schema.
         """
         try:
             text = raw.decode()  # by itself, the parser takes UTF-16 as well, and surrogates
@@ -174,7 +173,7 @@ class SchemaCodec:
         if type(version) is not int or version < 1:
             raise SchemaError(f"a record does not fit schema {self.name}: its version is {version!r:.50}")
         if version > self.version:
-            raise NewerVersionError(f"a record of schema {self.name}", version, self.version)
+            raise newer_version(f"a record of schema {self.name}", version, self.version)
         return self._complete(datum, drop_unknown=True)
 
     def _complete(self, datum: Datum, *, drop_unknown: bool) -> Datum:

@@ -29,7 +29,6 @@ from rollbridge_devcluster.ephemeral import ProcessCluster
 STREAM: Final = "shop/clicks"
 POLICY: Final = rollbridge.ScalingPolicy(events_per_second=100, max_segments=8)
 SECONDS: Final = {
-    "ROLLBRIDGE_COORDINATOR_SCALING_CHECK_MS": "250",
     "ROLLBRIDGE_COORDINATOR_SCALING_WINDOW_MS": "1000",
     "ROLLBRIDGE_COORDINATOR_SCALING_COOLDOWN_MS": "4000",
     "ROLLBRIDGE_COORDINATOR_SCALING_PER_HOUR_MAX": "100",

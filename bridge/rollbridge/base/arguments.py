@@ -66,7 +66,6 @@ def checked(but: Collection[str] = (), leave: Collection[str] = ()) -> Callable[
 
 
 def _takes_any(method: FunctionType) -> bool:
-    """Return whether a method has parameters but its first one."""
     code = method.__code__
     return code.co_argcount + code.co_kwonlyargcount > 1 or bool(code.co_flags & (CO_VARARGS | CO_VARKEYWORDS))
 

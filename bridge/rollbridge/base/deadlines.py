@@ -58,7 +58,6 @@ class Deadline:
         return max(0.0, self._at - time.monotonic())
 
     def passed(self) -> bool:
-        """Return whether the deadline has passed."""
         return time.monotonic() >= self._at
 
 
@@ -100,7 +99,6 @@ class Patience:
     __slots__ = ("_began_s", "_logger", "_tell_s")
 
     def __init__(self, logger: logging.Logger) -> None:
-        """Begin now."""
         self._logger: Final = logger
         self._began_s: Final = time.monotonic()
         self._tell_s = TELL_S
@@ -192,7 +190,6 @@ class BackgroundCall(Generic[T]):
     """
 
     def __init__(self, name: str) -> None:
-        """Set the ``name`` of the threads."""
         self._name = name
         self._thread: threading.Thread | None = None
         self._outcome: tuple[T | None, Exception | None] | None = None
@@ -279,7 +276,6 @@ class LightFuture(ABC, Generic[T]):
         return False
 
     def cancelled(self) -> bool:
-        """Return False."""
         return False
 
 

@@ -72,7 +72,6 @@ class UnderWay(Generic[T]):
         return self.effect
 
     def reply(self, result: Any) -> None:
-        """Give the procedure the result of its effect."""
         self.effect, self._answer, self._go_on = None, result, self.procedure.send
 
     def refuse(self, fault: Exception) -> None:

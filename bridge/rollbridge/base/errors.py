@@ -10,6 +10,8 @@ E = TypeVar("E", bound=BaseException)
 # Codes that are compared
 GROUP_MISMATCH: Final = "group-mismatch"
 INVALID_RANGES: Final = "invalid-ranges"
+INVALID_STATE: Final = "invalid-state"
+INVALID_TRANSITION: Final = "invalid-transition"
 NOTHING_SERVED: Final = "nothing-served"
 
 
@@ -58,7 +60,8 @@ class InvalidRequestError(RollbridgeError):
 
     code = "invalid-request"
     codes: ClassVar[tuple[str, ...]] = tuple(
-        f"{GROUP_MISMATCH} {INVALID_RANGES} invalid-timeout offset-metadata-too-large wrong-cluster".split()
+        f"{GROUP_MISMATCH} {INVALID_RANGES} invalid-timeout offset-metadata-too-large row-refused unsupported-broker "
+        "wrong-cluster".split()
     )
     exit_code = 4
 
@@ -87,7 +90,9 @@ class ConflictError(RollbridgeError):
     """The state is not what the request assumes; this request wrote nothing."""
 
     code = "conflict"
-    codes: ClassVar[tuple[str, ...]] = ("replay-differs", "rolled-back", "stream-busy", "topic-mismatch")
+    codes: ClassVar[tuple[str, ...]] = tuple(
+        f"{INVALID_STATE} {INVALID_TRANSITION} replay-differs rolled-back stream-busy topic-mismatch".split()
+    )
     exit_code = 5
 
 
@@ -98,19 +103,6 @@ class StreamRecreatedError(ConflictError):
     """
 
     code = "stream-recreated"
-
-
-class InvalidTransitionError(ConflictError):
-    """The transaction's state does not allow the request."""
-
-    code = "invalid-transition"
-    codes: ClassVar[tuple[str, ...]] = ("invalid-state",)
-
-    def __init__(self, message: str, *, transaction: str, state: str, request: str, code: str = "") -> None:
-        super().__init__(message, code=code)
-        self.transaction = transaction
-        self.state = state
-        self.request = request
 
 
 class UnavailableError(RollbridgeError):

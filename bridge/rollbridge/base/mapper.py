@@ -139,13 +139,13 @@ def content_of(what: str, value: bytes) -> bytes:
         return value[1:]
     if front and is_version(front[0]):
         version = (front[0] + 1) // 2
-        raise NewerFormatError(str(rollbridge_schemas.NewerVersionError(what, version, _KNOWN)))
+        raise NewerFormatError(str(rollbridge_schemas.newer_version(what, version, _KNOWN)))
     return value
 
 
 def unreadable(what: str, fault: Exception) -> CorruptDataError:
     """Return the error for a record that does not decode; it says if a newer release wrote it."""
-    kind = NewerFormatError if isinstance(fault, rollbridge_schemas.NewerVersionError) else CorruptDataError
+    kind = NewerFormatError if getattr(fault, "is_newer", False) else CorruptDataError
     return kind(f"{what}: {fault}")
 
 
@@ -182,10 +182,6 @@ class _Form(NamedTuple):
 
 
 _PLAIN: Final = _Form(lambda value: value, lambda value: value)
-
-
-class _FieldError(InvalidRequestError):
-    """Fault in a record, with its place."""
 
 
 class Mapper(Generic[Value]):
@@ -325,11 +321,11 @@ def _record(cls: Any, schemas: _Schemas, where: str) -> _Form:
                 values[place] = form[1](datum)
             place = ""
             return cls(**values)
-        except _FieldError:
-            raise
         except (InvalidRequestError, ValueError, OverflowError) as fault:
+            if getattr(fault, "has_place", False):
+                raise
             at = f"{where}.{place}" if place else where
-            raise _FieldError(f"{at}: {fault!s:.{REASON_CHARACTERS_MAX}}") from fault
+            raise InvalidRequestError(f"{at}: {fault!s:.{REASON_CHARACTERS_MAX}}", has_place=True) from fault
 
     return _Form(write, read)
 

@@ -200,7 +200,6 @@ class TransactionCounts:
             self._unfinished[how] += 1
 
     def note_conditional(self, end: WriteEnd) -> None:
-        """Count a conditional write."""
         with self._lock:
             self._conditional[end] += 1
 

@@ -371,7 +371,7 @@ class BufferFold:
 
         Raises:
             KeyError: no such transaction is open.
-            InvalidTransitionError: its end is not decided.
+            ConflictError: its end is not decided.
         """
         item = self.open[transaction]
         before = item.state
@@ -507,7 +507,6 @@ class BufferFold:
         return lowest
 
     def _state_of(self, transaction: bytes) -> State:
-        """Return the state of a transaction that is not in :attr:`open`."""
         if transaction in self._terminated or transaction in self._tombstones:
             return _ENDED
         return _ENDED if self.ended is not None and transaction in self.ended else _UNKNOWN

@@ -396,12 +396,10 @@ _cached_manifest = lru_cache(maxsize=_CACHED_VALUES_MAX)(_manifest)
 
 
 def encode_abort(reason: str) -> bytes:
-    """Encode the value of an ABORT frame."""
     return rollbridge_schemas.codec("abort_frame").encode({"reason": reason})
 
 
 def encode_extend(lease_ms: int) -> bytes:
-    """Encode the value of an EXTEND frame."""
     return rollbridge_schemas.codec("extend_frame").encode({"lease_ms": lease_ms})
 
 

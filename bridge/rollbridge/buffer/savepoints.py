@@ -122,7 +122,6 @@ def decode_savepoint(value: bytes) -> SavepointFrame:
 
 
 def notes_bytes(notes: Mapping[str, bytes]) -> int:
-    """Return the bytes of names and values."""
     return sum(len(name.encode()) + len(value) for name, value in notes.items())
 
 

@@ -85,7 +85,6 @@ class SnapshotSegment:
 
     @property
     def key(self) -> bytes:
-        """Its Kafka key."""
         return segment_key(self.partition, self.sequence_id)
 
     def index(self, persistent_position: int) -> SegmentIndex:
@@ -448,7 +447,6 @@ class SegmentCache:
         return ids
 
     def drop(self, partition: Partition, sequence_id: int) -> None:
-        """Forget a segment."""
         self._bytes -= len(self._sets.pop((partition, sequence_id), ())) * ID_BYTES_IN_MEMORY
 
 
@@ -460,7 +458,6 @@ class SnapshotAborts:
         self._indexes = snapshot.indexes
 
     def lists(self, transaction: bytes) -> bool:
-        """Return True if the unsealed snapshot lists a transaction."""
         return transaction in self._unsealed
 
     def candidates(self, transaction: bytes, position: int | None = None) -> list[SegmentIndex]:

@@ -91,7 +91,6 @@ class HeldFrames(Sequence[FrameRef]):
             )
 
     def append_cached(self, frame: FrameRef) -> None:
-        """Add a frame with its batch."""
         if self._packed is not None:
             self._packed.at.append(len(self))
         self._cached.append(frame)
@@ -120,7 +119,6 @@ class HeldFrames(Sequence[FrameRef]):
         )
 
     def extend(self, frames: Iterable[FrameRef]) -> None:
-        """Add frames."""
         for frame in frames:
             self.append(frame)
 
@@ -320,7 +318,6 @@ class LateBegin:
 
 
 def late_price(begun: LateBegin) -> int:
-    """Return the price of a late BEGIN."""
     named = sum(LATE_STREAM_PRICE + text_price(name) for name in begun.streams)
     return LATE_PRICE + named + LATE_PLACE_PRICE * len(begun.first_offsets)
 
@@ -369,7 +366,6 @@ class StreamLists:
     next_place: int = 1 << 24
 
     def price(self) -> int:
-        """Return its memory."""
         names = sum(STREAM_PRICE + text_price(name) for name in self.strays)
         later = sum(LATER_PRICE + LATE_STREAM_PRICE * len(item) for item in self.later.values())
         return LISTS_PRICE + names + later + STREAM_PRICE * len(self.joins) + OWNER_PRICE * len(self.barred)
@@ -453,7 +449,6 @@ class BufferedTransaction:
 
     @property
     def transaction_id(self) -> TransactionId:
-        """Transaction id as a value."""
         return TransactionId.from_bytes(self.id)
 
     def place_of(self, stream: str) -> int | None:

@@ -35,7 +35,7 @@ from datetime import UTC, datetime
 from enum import Enum, StrEnum
 from typing import Any, Final, NamedTuple
 
-from rollbridge.base.errors import InvalidTransitionError
+from rollbridge.base.errors import INVALID_TRANSITION, ConflictError
 from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import PieceKey
 from rollbridge.commitlog.outcomes import RETAIN_DEFAULT
@@ -261,15 +261,16 @@ def decide(state: State, event: Event, transaction: object = "?") -> Row:
     ``transaction`` is turned into text for the error only.
 
     Raises:
-        InvalidTransitionError: the pair can only come from a defect of the caller.
+        ConflictError: the pair can only come from a defect of the caller.
     """
     row = DECISIONS.get(state, {}).get(event)
     if row is None:
-        raise InvalidTransitionError(
+        raise ConflictError(
             f"transaction {transaction} is {state} and got {event}, which must not happen; nothing was written",
             transaction=str(transaction),
             state=state,
             request=event,
+            code=INVALID_TRANSITION,
         )
     return row
 

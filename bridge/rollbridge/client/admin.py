@@ -404,7 +404,7 @@ class Admin:
         """Replace active segments by new ones and return the new epoch; open transactions continue undisturbed.
 
         The scale waits for native transactions of other Kafka clients, as no segment can be sealed while one is open on
-        it: for at most ``SCALE_WAIT_MS`` of the coordinators. Everything else continues meanwhile.
+        it: for at most 20 s. Everything else continues meanwhile.
 
         Args:
             stream: ``scope/stream``.

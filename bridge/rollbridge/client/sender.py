@@ -22,7 +22,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Final, NamedTuple
 
 from kio.schema.errors import ErrorCode
@@ -47,7 +46,6 @@ BATCH_BYTES: Final = 1_000_000
 """Bytes of a batch of several frames, for which a buffer topic's limit holds; none is set below this."""
 _LARGE_BYTES: Final = 16 * 1024
 """Size of a frame from which on it is a batch of its own."""
-_REQUEST_TIMEOUT_S: Final = 30.0
 _ABSENT_S: Final = 30.0
 """Seconds for which brokers may not know a topic: of a new one, not all learn at once."""
 _ATTEMPTS_MAX: Final = 5
@@ -144,13 +142,7 @@ class FrameSender(Sender[FrameBatch]):
             block_s: Seconds that :meth:`send` waits while the buffer is full.
         """
         super().__init__(
-            partial(kafka.cluster, request_timeout_s=_REQUEST_TIMEOUT_S),
-            SenderLimits(
-                buffer_bytes=buffer_bytes,
-                block_s=block_s,
-                request_timeout_s=_REQUEST_TIMEOUT_S,
-            ),
-            name="rollbridge-delivery",
+            kafka.cluster, SenderLimits(buffer_bytes=buffer_bytes, block_s=block_s), name="rollbridge-delivery"
         )
         self._by_target: dict[Partition, FrameQueue] = {}
         self._opened: dict[FrameQueue, None] = {}

@@ -208,7 +208,6 @@ class CommitLines(Generic[T]):
             yield from line.held.values()
 
     def __bool__(self) -> bool:
-        """Return whether any commit is held."""
         return bool(self._holding)
 
     def conclude(self, key: LineKey, number: int) -> None:

@@ -358,7 +358,6 @@ class EndedIds(Container[bytes]):
         return (place >= 0 and counter < self._ends[place]) or self._is_below(counter)
 
     def __len__(self) -> int:
-        """Return the number of ranges."""
         return len(self._starts)
 
     def add(self, transaction: bytes) -> None:

@@ -38,6 +38,8 @@ from rollbridge.stream.routing import place_of_partition
 
 
 _TIMEOUT_S: Final = 30.0
+COMMIT_TIMEOUT_S: Final = 60.0
+"""Longest wait of a synchronous commit."""
 _nobody: Callable[[], None] = lambda: None  # noqa: E731
 
 FindStream = Callable[[str, Callable[[], None]], StreamName | None]
@@ -280,15 +282,15 @@ class Commits:
         """
         member = parse_group_metadata(self._consumer.consumer_group_metadata())
         commits = [CommittedOffset(item.topic, item.partition, item.offset, item.metadata or "") for item in places]
-        group_id, timeout_s = self._settings.group_id, self._settings.api_timeout_ms / 1000
+        group_id = self._settings.group_id
         try:
-            self._group.write(member, commits, timeout_s=timeout_s)
+            self._group.write(member, commits, timeout_s=COMMIT_TIMEOUT_S)
         except CodeError as fault:
             why = f"a commit of group {group_id} is refused: {fault}"
             raise KafkaException(KafkaError(fault.code.value, why)) from fault
         except KafkaUnavailableError as fault:
             why = (
-                f"group {group_id} has not answered a commit within {timeout_s:g} s (default.api.timeout.ms); it is "
+                f"group {group_id} has not answered a commit within {COMMIT_TIMEOUT_S:g} s; it is "
                 f"not known whether it is carried out: commit again; {fault}"
             )
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, why, retriable=True)) from fault

@@ -55,7 +55,7 @@ from rollbridge.base.options import keys_of, unknown, values_of
 from rollbridge.base.security import PREFIXED_KEYS, SECURITY_KEYS, take_prefixed
 from rollbridge.config import ConsumerOptions, ConsumerSettings, load_settings
 from rollbridge.consumer.adopted import BREAKING, TopicGuard
-from rollbridge.consumer.commits import Commits, PartitionNames, Rebalances, introduce
+from rollbridge.consumer.commits import COMMIT_TIMEOUT_S, Commits, PartitionNames, Rebalances, introduce
 from rollbridge.consumer.group import Membership, Owned, Phase
 from rollbridge.consumer.records import BatchFetcher, Message, Origin, Writers, last_offsets
 from rollbridge.errors import (
@@ -669,8 +669,8 @@ class Consumer:
             InvalidRequestError: An offset is beyond what this member was given, or in a segment that waits for others:
                 both would count unread records as read. Nothing was committed.
             StreamRecreatedError: A segment is of a stream that was deleted and created again; nothing was committed.
-            KafkaException: As from confluent-kafka's consumer, when not asynchronous; ``_TIMED_OUT`` after
-                ``default.api.timeout.ms`` (default: a minute), in which case the outcome is unknown.
+            KafkaException: As from confluent-kafka's consumer, when not asynchronous; ``_TIMED_OUT`` after a
+                minute, in which case the outcome is unknown.
         """
         try:
             places, over = self._commits.chosen(message, offsets)
@@ -941,7 +941,7 @@ def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
     Raises:
         ConfigError: Settings are unknown, not allowed or wrong; the error names all of them.
     """
-    faults = list(unknown(config, _ALLOWED, "may not be set here"))
+    faults = list(unknown(config, _ALLOWED, "may not be set here", _CONSTANTS))
     values = values_of(ConsumerOptions, config, faults)
     ConfigError.raise_for(faults)
     options = ConsumerOptions(**values)
@@ -977,4 +977,6 @@ def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
 
 _DEFAULTS: Final[Config] = {"fetch.queue.backoff.ms": 5, "topic.metadata.refresh.interval.ms": 10_000}
 """Where they differ from the library's. Partitions that were added to a topic are shared out once they are seen."""
+_CONSTANTS: Final = {"default.api.timeout.ms": round(COMMIT_TIMEOUT_S * 1000)}
+"""Options of the last release that cannot be set any more."""
 _ALLOWED: Final = keys_of(ConsumerOptions) | _CALLBACKS | SECURITY_KEYS | PREFIXED_KEYS | CONSUMER_KEYS

@@ -377,7 +377,6 @@ def is_ours(topic: str) -> bool:
 
 
 def _claims(session: ZooKeeperSession) -> dict[str, str]:
-    """Return what the index of adopted topics says."""
     topics = session.children(paths.TOPICS)
     found = zip(topics, session.get_many([paths.adopted(topic) for topic in topics]), strict=True)
     return {topic: node.value.decode(errors="replace") for topic, node in found if node is not None}

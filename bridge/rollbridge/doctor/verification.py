@@ -118,7 +118,6 @@ class Discrepancies:
 
     @property
     def total(self) -> int:
-        """Number of discrepancies."""
         return sum(self.counts.values())
 
 
@@ -185,7 +184,6 @@ class SegmentCheck:
         self._first = max(self._first, first)
 
     def finish(self) -> None:
-        """Note the end of the segment."""
         while self._run is not None:
             self._leave(self._run)
 

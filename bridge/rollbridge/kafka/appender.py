@@ -21,15 +21,15 @@ from typing import Final, Self, TypedDict, assert_never
 from kio.schema.errors import ErrorCode
 
 from rollbridge.base.deadlines import Deadline
-from rollbridge.errors import ConfigError, FencedError, InvalidTransitionError, KafkaUnavailableError
+from rollbridge.errors import ConfigError, ConflictError, FencedError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.dispatch import IN_FLIGHT_MAX
 from rollbridge.kafka.errors import (
+    ID_LOCKED,
     AppendRefusedError,
     AppendUnknownError,
     Meaning,
     NotAuthorizedError,
-    TransactionalIdLockedError,
 )
 from rollbridge.kafka.groups import send_group_offsets
 from rollbridge.kafka.metadata import Cluster, Clusters, Isolation
@@ -85,7 +85,7 @@ class Permission(Enum):
     NOTHING = "nothing to do"
     """The operation succeeds without a request: there is nothing to end or to close."""
     REFUSE = "refuse"
-    """The operation raises InvalidTransitionError; nothing is sent."""
+    """The operation raises ConflictError, ``invalid-state``; nothing is sent."""
     FENCED = "fenced"
     """The operation raises FencedError; nothing is sent."""
 
@@ -216,7 +216,7 @@ class TransactionalAppender:
         topic_timeout_ms: Time for which a topic, given its name, may be without a leader; by default
             ``retry_timeout_ms`` for every topic.
         locked_timeout_ms: Time for which the id may be locked before an operation that would begin a transaction
-            raises TransactionalIdLockedError; by default ``retry_timeout_ms``, and the outcome is unknown then.
+            raises ``ID_LOCKED``; by default ``retry_timeout_ms``, and the outcome is unknown then.
 
     Raises:
         ConfigError: A setting is wrong.
@@ -267,7 +267,6 @@ class TransactionalAppender:
 
     @property
     def state(self) -> AppenderState:
-        """Current state."""
         return self._state
 
     @contextmanager
@@ -334,8 +333,8 @@ class TransactionalAppender:
         Raises:
             FencedError: A newer user has the id.
             KafkaUnavailableError: No answer came in time; may be called again.
-            TransactionalIdLockedError: What was open is decided, but the id is locked; may be called again.
-            NotAuthorizedError, AuthenticationError, UnsupportedBrokerError, ConfigError: The broker refuses.
+            KafkaUnavailableError: ``ID_LOCKED``: What was open is decided, but the id is locked; may be called again.
+            NotAuthorizedError, AuthenticationError, InvalidRequestError, ConfigError: The broker refuses.
         """
         self._enter(Operation.INIT)
         with self._using(), self._translated(Operation.INIT):
@@ -359,9 +358,9 @@ class TransactionalAppender:
         Raises:
             AppendRefusedError: Definite: the transaction can only be aborted.
             AppendUnknownError: Outcome unknown: call ``init()``.
-            TransactionalIdLockedError: Nothing was sent, no transaction is open; may be called again.
+            KafkaUnavailableError: ``ID_LOCKED``: Nothing was sent, no transaction is open; may be called again.
             FencedError: A newer user has the id. Never init again.
-            InvalidTransitionError: Not initialised, or the transaction must be aborted first.
+            ConflictError: ``invalid-state``: Not initialised, or the transaction must be aborted first.
             CorruptDataError: One of ``batches`` is not a batch of data. As with any exception raised by iterating
                 them, the transaction can only be aborted then, unless nothing was sent yet.
         """
@@ -372,7 +371,6 @@ class TransactionalAppender:
                 self._session,
                 self._current,
                 max_in_flight=IN_FLIGHT_MAX,
-                request_timeout_ms=self._request_timeout_ms,
                 retry_timeout_ms=self._retry_timeout_ms,
                 unknown_topic_timeout_ms=self._unknown_topic_timeout_ms,
                 topic_timeout_ms=self._topic_timeout_ms,
@@ -542,9 +540,10 @@ class TransactionalAppender:
                     raise self._failed(operation, exc.meaning, exc.error, None, exc) from exc
                 self._move(operation, Result.LOCKED)
                 self._session = ProduceSession()
-                raise TransactionalIdLockedError(
+                raise KafkaUnavailableError(
                     f"Kafka has locked transactional id {self.transactional_id}, since a partition of its last "
-                    f"transaction takes no marker ({exc}); nothing was sent"
+                    f"transaction takes no marker ({exc}); nothing was sent",
+                    code=ID_LOCKED,
                 ) from exc
             topic = exc.topic if exc.error in codes.CONTENT | codes.TOPIC else None
             raise self._failed(operation, exc.meaning, exc.error, topic, exc) from exc
@@ -645,8 +644,8 @@ class TransactionalAppender:
             kafka_error=kafka_error,
         )
 
-    def _invalid(self, request: str) -> InvalidTransitionError:
-        return InvalidTransitionError(
+    def _invalid(self, request: str) -> ConflictError:
+        return ConflictError(
             f"cannot {request} with transactional id {self.transactional_id}: it is {self._state.value}",
             transaction=self.transactional_id,
             state=self._state.value,

@@ -115,7 +115,7 @@ class KafkaClient:
 
         Raises:
             KafkaUnavailableError: No broker answered in time, which is a second at least.
-            UnsupportedBrokerError: The cluster has no transactions v2.
+            InvalidRequestError: The cluster has no transactions v2.
         """
         try:
             return self.topics.within(max(timeout_s, 1.0)).cluster_id()

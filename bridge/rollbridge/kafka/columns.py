@@ -731,7 +731,6 @@ def _side_by_side(*columns: _Varints) -> tuple[Longs, Longs]:
 
 
 def _as_column(data: Longs, sizes: Longs) -> pa.BinaryArray:
-    """Return consecutive values as an Arrow column."""
     ends: Longs = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=ends[1:])
     return pa.Array.from_buffers(pa.binary(), len(sizes), [None, pa.py_buffer(ends), pa.py_buffer(data)])

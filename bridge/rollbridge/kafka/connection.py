@@ -30,9 +30,9 @@ from kio.static.protocol import Payload
 from rollbridge.base.deadlines import Deadline
 from rollbridge.base.forks import forks, refusal
 from rollbridge.base.security import Security
-from rollbridge.errors import KafkaUnavailableError
+from rollbridge.errors import InvalidRequestError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.errors import AuthenticationError, ConnectionLostError, UnsupportedBrokerError
+from rollbridge.kafka.errors import UNSUPPORTED_BROKER, AuthenticationError, ConnectionLostError
 
 R = TypeVar("R", bound=Payload)
 Buffer = bytes | bytearray | memoryview
@@ -102,7 +102,7 @@ class Connection:
     Raises:
         KafkaUnavailableError: No broker answered at ``host:port`` in time.
         AuthenticationError: TLS or SASL failed.
-        UnsupportedBrokerError: The broker is older than Kafka 4.0.
+        InvalidRequestError: The broker is older than Kafka 4.0.
     """
 
     def __init__(
@@ -272,12 +272,13 @@ class Connection:
         return entity
 
     def require(self, api_key: int, api_version: int, what: str) -> None:
-        """Raise UnsupportedBrokerError unless the broker supports this version of this request."""
+        """Raise InvalidRequestError unless the broker supports this version of this request."""
         low, high = self.api_versions.get(api_key, (0, -1))
         if not low <= api_version <= high:
-            raise UnsupportedBrokerError(
+            raise InvalidRequestError(
                 f"broker {self.address} does not support {what} version {api_version} (it has {low} to {high}); "
-                "Kafka 4.0 or later is needed"
+                "Kafka 4.0 or later is needed",
+                code=UNSUPPORTED_BROKER,
             )
 
     @property
@@ -287,10 +288,11 @@ class Connection:
         return self.api_versions.get(EndTxnRequest.__api_key__, (0, 0))[1] >= EndTxnRequest.__version__
 
     def require_transactions_v2(self) -> None:
-        """Raise UnsupportedBrokerError unless the cluster has transactions v2, and say how it gets them."""
+        """Raise InvalidRequestError unless the cluster has transactions v2, and say how it gets them."""
         lacking = lacks(self.transaction_version, self.address, is_known=self.knows_transactions_v2)
         if lacking is not None:
-            raise UnsupportedBrokerError(f"Kafka at {self.address} {lacking[0]}; nothing was written; {lacking[1]}")
+            why = f"Kafka at {self.address} {lacking[0]}; nothing was written; {lacking[1]}"
+            raise InvalidRequestError(why, code=UNSUPPORTED_BROKER)
 
     def _connect(self, host: str, port: int, security: Security, timeout_s: float) -> socket.socket:
         try:
@@ -326,8 +328,9 @@ class Connection:
         except ConnectionLostError as exc:
             raise KafkaUnavailableError(f"{self.address} does not answer as a Kafka broker does: {exc}") from exc
         if answer.error_code != ErrorCode.none:
-            raise UnsupportedBrokerError(
-                f"broker {self.address} does not understand ApiVersions version 3; Kafka 4.0 or later is needed"
+            raise InvalidRequestError(
+                f"broker {self.address} does not understand ApiVersions version 3; Kafka 4.0 or later is needed",
+                code=UNSUPPORTED_BROKER,
             )
         self.api_versions = {key.api_key: (key.min_version, key.max_version) for key in answer.api_keys}
         for feature in answer.finalized_features:

@@ -223,7 +223,6 @@ class Dispatcher(Generic[P]):
         owner: BatchOwner[P],
         producer: tuple[int, int] | None,
         *,
-        request_timeout_s: float,
         in_flight_max: int,
         transactional_id: str | None = None,
         dial: Callable[[NodeId], Connection] | None = None,
@@ -232,10 +231,9 @@ class Dispatcher(Generic[P]):
         """Start with nothing to send.
 
         Args:
-            cluster: Cluster for exclusive use.
+            cluster: Cluster for exclusive use; brokers wait for replicas half as long as it waits for their answers.
             owner: Owner of the queues.
             producer: Producer id and epoch; None if one is to be got.
-            request_timeout_s: Seconds for which an answer is waited for; brokers wait half as long for replicas.
             in_flight_max: Most requests in flight to one broker.
             transactional_id: Makes the batches part of a native transaction.
             dial: Returns a connection to a broker, by default a new one; the dispatcher owns it from then on.
@@ -254,7 +252,7 @@ class Dispatcher(Generic[P]):
         self._dial = dial or (lambda node: cluster.dial(cluster.broker(node)))
         self._is_usable = is_usable
         # The broker gives up waiting for its replicas before we give up waiting for the broker.
-        self._start = request_start(transactional_id, int(request_timeout_s * 500))
+        self._start = request_start(transactional_id, int(cluster.request_timeout_s * 500))
         self._held: dict[Partition, float] = {}
         self._backoff = Backoff(BACKOFF_FIRST_S, BACKOFF_MAX_S)
         self._backoffs: dict[NodeId, Backoff] = {}

@@ -7,11 +7,10 @@ classes extend the tree of :mod:`rollbridge.errors`::
     ├─ AppendRefusedError         definite: the broker refused; nothing of this transaction can be committed: abort
     ├─ AppendUnknownError         the connection or a deadline was lost: init() again, then read the log
     ├─ UnavailableError
-    │  └─ KafkaUnavailableError
+    │  └─ KafkaUnavailableError   also: transactional-id-locked
     │     └─ ConnectionLostError  a request was under way; the broker may or may not have acted on it
-    ├─ InvalidRequestError
-    │  ├─ AuthenticationError     the broker refused our identity, or we refused the broker's
-    │  └─ UnsupportedBrokerError  too old, or transactions v2 switched off
+    ├─ InvalidRequestError        also: unsupported-broker (too old, or transactions v2 switched off)
+    │  └─ AuthenticationError     the broker refused our identity, or we refused the broker's
     └─ NotFoundError
        └─ TopicNotFoundError
 """
@@ -46,7 +45,6 @@ __all__ = [
     "KafkaUnavailableError",
     "NotAuthorizedError",
     "TopicNotFoundError",
-    "UnsupportedBrokerError",
 ]
 
 
@@ -105,20 +103,16 @@ class ConnectionLostError(KafkaUnavailableError):
     code = "connection-lost"
 
 
-class TransactionalIdLockedError(KafkaUnavailableError):
-    """Kafka has locked the transactional id; nothing was sent with it, and it may be used again later.
+UNSUPPORTED_BROKER: Final = "unsupported-broker"
+"""Code of an InvalidRequestError: the broker lacks a feature that this adapter needs (transactions v2, Kafka 4.0 or
+later); nothing was written.
+"""
+ID_LOCKED: Final = "transactional-id-locked"
+"""Code of a KafkaUnavailableError: nothing was sent with the transactional id, and it may be used again later.
 
-    A transaction that has ended locks its id until each of its partitions has taken a marker. One without a leader, or
-    with too few in-sync replicas, takes none.
-    """
-
-    code = "transactional-id-locked"
-
-
-class UnsupportedBrokerError(InvalidRequestError):
-    """The broker lacks a feature that this adapter needs (transactions v2, Kafka 4.0 or later); nothing was written."""
-
-    code = "unsupported-broker"
+A transaction that has ended locks its id until each of its partitions has taken a marker. One without a leader, or with
+too few in-sync replicas, takes none.
+"""
 
 
 class TopicNotFoundError(NotFoundError):
@@ -386,9 +380,8 @@ _CLASSES: Final[tuple[tuple[type[RollbridgeError], str], ...]] = (
     (AuthenticationError, _AUTHENTICATION),
     (ConflictError, _CONFLICT),
     (FencedError, _FENCED),
-    (InvalidRequestError, _INVALID),
+    (InvalidRequestError, f"{_INVALID} {_UNSUPPORTED}"),
     (CorruptDataError, _CORRUPT),
-    (UnsupportedBrokerError, _UNSUPPORTED),
 )
 
 ERROR_CLASSES: Final[dict[int, type[RollbridgeError]]] = {
@@ -421,11 +414,7 @@ def translate(error: KafkaError | Exception, doing: str, resource: str = "") -> 
         if isinstance(error, TimeoutError):
             return KafkaUnavailableError(f"cannot {doing}: no answer from Kafka in time")
         return KafkaUnavailableError(f"cannot {doing}: {error}")
-    message = f"cannot {doing}: {inner.str()} ({inner.name()})"
-    error_class = ERROR_CLASSES.get(inner.code(), KafkaUnavailableError)
-    if error_class is NotAuthorizedError:
-        return NotAuthorizedError(message, resource=resource or doing)
-    return error_class(message)
+    return _error(inner.code(), f"cannot {doing}: {inner.str()} ({inner.name()})", resource or doing)
 
 
 def refusal(code: ErrorCode, doing: str, resource: str = "", detail: str | None = None) -> RollbridgeError:
@@ -438,13 +427,17 @@ def refusal(code: ErrorCode, doing: str, resource: str = "", detail: str | None 
         detail: Message of the broker, if any.
     """
     said = detail or KafkaError(code.value).str()
-    error_class = ERROR_CLASSES.get(code.value, KafkaUnavailableError)
-    message = f"cannot {doing}: {said} ({KafkaError(code.value).name()})"
-    if error_class is NotAuthorizedError:
-        return NotAuthorizedError(message, resource=resource or doing)
-    fault = error_class(message)
-    fault.resource = resource
+    fault = _error(code.value, f"cannot {doing}: {said} ({KafkaError(code.value).name()})", resource or doing)
+    if not isinstance(fault, NotAuthorizedError):
+        fault.resource = resource
     return fault
+
+
+def _error(code: int, message: str, resource: str) -> RollbridgeError:
+    error_class = ERROR_CLASSES.get(code, KafkaUnavailableError)
+    if error_class is NotAuthorizedError:
+        return NotAuthorizedError(message, resource=resource)
+    return error_class(message, code=UNSUPPORTED_BROKER if KafkaError(code).name() in _UNSUPPORTED.split() else "")
 
 
 def is_definite(code: ErrorCode) -> bool:

@@ -37,10 +37,10 @@ from rollbridge.base.deadlines import Backoff, Deadline, Patience
 from rollbridge.base.errors import PortableError
 from rollbridge.base.forks import hold, is_gone
 from rollbridge.base.security import Security
-from rollbridge.errors import AuthenticationError, ConfigError, KafkaUnavailableError, NotFoundError, RollbridgeError
+from rollbridge.errors import ConfigError, InvalidRequestError, KafkaUnavailableError, NotFoundError, RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
-from rollbridge.kafka.errors import ConnectionLostError, Meaning, UnsupportedBrokerError, is_definite, refusal
+from rollbridge.kafka.errors import ConnectionLostError, Meaning, is_definite, refusal
 from rollbridge.stream.names import Partition
 
 logger = logging.getLogger(__name__)
@@ -361,7 +361,7 @@ class Cluster:
         return self._ask(request, response_type)
 
     def require_transactions_v2(self) -> None:
-        """Raise UnsupportedBrokerError if the broker that was asked last says that the cluster has none."""
+        """Raise InvalidRequestError if the broker that was asked last says that the cluster has none."""
         known = self._connections.get(None)
         if known is not None:
             known.require_transactions_v2()
@@ -476,7 +476,7 @@ class Cluster:
                 connection, self._informant = self._connect(broker, share), broker
                 self._connections[None] = connection
                 return connection.call(request, response_type)
-            except (KafkaUnavailableError, AuthenticationError, UnsupportedBrokerError) as exc:
+            except (KafkaUnavailableError, InvalidRequestError) as exc:
                 logger.debug("metadata.retried reason=%s", exc)
                 failures.append(exc)
         for failure in failures:
@@ -512,7 +512,7 @@ class Cluster:
                 request_timeout_s=self.request_timeout_s,
                 on_silence=partial(_note_silence, broker),
             )
-        except (AuthenticationError, UnsupportedBrokerError):
+        except InvalidRequestError:
             _FAILED[broker] = time.monotonic()
             raise
         except KafkaUnavailableError as exc:

@@ -498,7 +498,6 @@ def encode_field(content: bytes | None) -> bytes:
 
 
 def encode_header(name: str, value: bytes | None) -> bytes:
-    """Encode a header of a record."""
     return encode_field(name.encode("utf-8", _HOW)) + encode_field(value)
 
 

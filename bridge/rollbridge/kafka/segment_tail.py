@@ -482,7 +482,6 @@ class LineageTails:
         return found
 
     def active(self, lineage: KeyLineage) -> SegmentTail:
-        """Return the tail of the active segment of a lineage."""
         return self.of(Stage(lineage.active, lineage.active_base, None))
 
     def last(self, lineage: KeyLineage, key: bytes | None, to: int, since: int | None = None) -> Steps[SN]:

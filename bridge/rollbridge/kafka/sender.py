@@ -54,8 +54,6 @@ class SenderLimits:
     """Bytes of batches that may wait for the brokers; beyond that, writers block."""
     block_s: float
     """Seconds that a writer blocks for room before it gets a ``BackpressureError``."""
-    request_timeout_s: float
-    """Seconds without an answer to a request after which its connection is given up."""
 
 
 class Sender(BatchOwner[P]):
@@ -90,13 +88,7 @@ class Sender(BatchOwner[P]):
         # Shares the lock, so a writer that waits for room lets the thread take answers. Notified when batches settle.
         self._progress = threading.Condition(self.lock)
         self._cluster = new_cluster()
-        self._dispatch: Dispatcher[P] = Dispatcher(
-            self._cluster,
-            self,
-            producer,
-            request_timeout_s=limits.request_timeout_s,
-            in_flight_max=IN_FLIGHT_MAX,
-        )
+        self._dispatch: Dispatcher[P] = Dispatcher(self._cluster, self, producer, in_flight_max=IN_FLIGHT_MAX)
         self._lanes: dict[Partition, Lane[P]] = {}
         self._asking: BackgroundCall[None] = BackgroundCall(f"{name}-reach")
         """Reaches brokers and gets producer ids: while one broker is silent, the others are served."""
@@ -116,7 +108,6 @@ class Sender(BatchOwner[P]):
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
     @property
@@ -330,7 +321,6 @@ class Sender(BatchOwner[P]):
         return not self._asking.under_way
 
     def _ask(self, *, is_renewing: bool) -> None:
-        """Run requests that wait for brokers."""
         self._dispatch.reach(self.lock)
         if is_renewing:
             self._renew_id()

@@ -455,7 +455,7 @@ class TopicAdmin:
         """Return the identity of the Kafka cluster, which never changes.
 
         Raises:
-            UnsupportedBrokerError: The cluster has no transactions v2.
+            InvalidRequestError: The cluster has no transactions v2.
         """
         deadline = self._deadline()
         with self._cluster(deadline) as cluster:

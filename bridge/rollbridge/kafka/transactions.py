@@ -141,7 +141,6 @@ class SessionSender(BatchOwner[AppendedBatch]):
         producer: ProducerFields,
         *,
         max_in_flight: int,
-        request_timeout_ms: int,
         retry_timeout_ms: int,
         unknown_topic_timeout_ms: int,
         topic_timeout_ms: Callable[[str], int],
@@ -158,7 +157,6 @@ class SessionSender(BatchOwner[AppendedBatch]):
             self,
             (producer.producer_id, producer.epoch),
             transactional_id=producer.transactional_id,
-            request_timeout_s=request_timeout_ms / 1000,
             # Until the transaction has begun at its coordinator, which may wait for the markers of the previous one,
             # further requests would only be refused along with the first.
             in_flight_max=max_in_flight if session.joined else 1,

@@ -119,7 +119,6 @@ class CommittingTransactions(NodeRecord):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams that it changes."""
         return tuple(roll.stream for roll in self.rolls)
 
     @property
@@ -163,7 +162,6 @@ class EpochTransition(NodeRecord):
 
     @property
     def streams(self) -> tuple[str, ...]:
-        """The streams that it changes."""
         return (str(self.stream),)
 
     @property

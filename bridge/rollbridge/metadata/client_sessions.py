@@ -95,7 +95,6 @@ class CooperativeWork:
 
     @property
     def label(self) -> str:
-        """The label of the transaction."""
         return label_of(self.series, self.number)
 
     def ended(self, state: CooperativeState) -> CooperativeWork:

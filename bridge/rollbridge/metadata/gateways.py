@@ -120,7 +120,6 @@ class Holder(NamedTuple):
     wanted_by: str = ""
 
     def encode(self) -> bytes:
-        """Return the value."""
         return json.dumps(self._asdict()).encode()
 
     @classmethod

@@ -98,7 +98,6 @@ def streams(scope: str) -> str:
 
 
 def stream(name: StreamName) -> str:
-    """Return the node of a stream."""
     return f"{streams(name.scope)}/{name.stream}"
 
 
@@ -148,7 +147,6 @@ def cas_slots(name: StreamName) -> str:
 
 
 def group(name: GroupName) -> str:
-    """Return the node of a transaction group."""
     return f"{GROUPS}/{name.node}"
 
 
@@ -223,7 +221,6 @@ def transactions(name: GroupName) -> str:
 
 
 def bucket(transaction: TransactionId) -> str:
-    """Return the bucket of a transaction."""
     return f"{transaction.counter % BUCKETS:02x}"
 
 

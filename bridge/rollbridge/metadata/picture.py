@@ -53,7 +53,6 @@ class PartFault(NamedTuple):
 
 
 def stream_state(config: StreamConfig, fault: StreamFault | None) -> str:
-    """Return the state of a stream."""
     return ERROR if fault is not None else config.state.value.lower()
 
 
@@ -95,12 +94,10 @@ class GroupPicture:
 
     @property
     def name(self) -> GroupName:
-        """Name of the group."""
         return self.record.name
 
     @property
     def leader(self) -> str | None:
-        """Name of the coordinator that leads it."""
         return None if self.lead is None else self.lead.name
 
     def fault(self, now_ms: int) -> PartFault | None:

@@ -298,7 +298,6 @@ class Metadata:
     # Groups and coordinators ------------------------------------------------------------------------------------
 
     def groups(self, watch: Watch | None = None) -> list[GroupName]:
-        """Return all transaction groups."""
         return [GroupName.parse(name) for name in self.session.children(paths.GROUPS, watch)]
 
     def groups_of(self, client_name: str, groups: Sequence[GroupName]) -> list[GroupName]:

@@ -67,7 +67,6 @@ class OffsetRange:
 
     @property
     def size(self) -> int:
-        """Number of offsets in the range."""
         return self.end - self.start
 
 

@@ -219,7 +219,6 @@ class SparkSettings(SparkOptions):
         return (*self.streams, *self.topics)
 
     def connected_as(self, client_name: str) -> ConnectionSettings:
-        """Return the connection's settings with the name of a client."""
         return replace(self.connection, client_name=client_name)
 
 
@@ -322,8 +321,12 @@ class SourceSettings(SourceOptions):
     """Settings of a source; can be pickled."""
 
     shared: SparkSettings
-    stream: str
-    """The stream, or the topic that it has adopted; which stream that is the driver looks up."""
+
+    @property
+    def stream(self) -> str:
+        """The stream, or the topic that it has adopted; which stream that is the driver looks up."""
+        [name] = self.shared.names
+        return name
 
     @property
     def preview(self) -> bool:
@@ -360,19 +363,17 @@ def read_source(options: Mapping[str, str], kind: Kind) -> SourceSettings:
         faults.append(f"{ISOLATION}: {UNCOMMITTED} is for batches: it previews what is open when it is read")
     if places["end"] == "earliest":
         faults.append(f"{ENDING}: nothing ends before the earliest record")
-    stream = ""
     if shared is not None and len(shared.names) > 1:
         faults.append(f"{STREAM}: a source reads one stream; make a source of each and unite them")
     elif shared is not None:
-        stream = shared.names[0]
         for name, text in zip((STARTING, ENDING), places.values(), strict=True):
             try:
-                _check_place(stream, text)
+                _check_place(shared.names[0], text)
             except InvalidRequestError as exc:
                 faults.append(f"{name}: {exc}")
     reader.finish()
     assert shared is not None  # its faults were raised
-    return SourceSettings(**{**values, **places}, shared=shared, stream=stream)
+    return SourceSettings(**{**values, **places}, shared=shared)
 
 
 def _check_place(stream: str, text: str) -> None:

@@ -33,7 +33,6 @@ from rollbridge.errors import (
     ConflictError,
     InvalidRequestError,
     RollbridgeError,
-    RowRefusedError,
     TransactionTooLargeError,
 )
 from rollbridge.metadata.client_sessions import CooperativeContent
@@ -50,7 +49,7 @@ from rollbridge.spark.settings import (
     SparkSettings,
     read_settings,
 )
-from rollbridge.spark.sink_records import Columns, PartitionReader
+from rollbridge.spark.sink_records import ROW_REFUSED, Columns, PartitionReader, row_refused
 from rollbridge.spark.sink_task import PartitionWriter, connection
 from rollbridge.spark.worker import keep_what_stays, promptly
 from rollbridge.stream.names import check_client_name
@@ -146,7 +145,6 @@ class SinkTarget:
     """Maximum number of segments to which the rows of a task go; None if unknown."""
 
     def connect(self) -> Bridge:
-        """Return the connection of this process."""
         return connection(self.settings.connected_as(own_name()), self.settings.options)
 
     def client(self, work: SinkJob) -> SharedClient:
@@ -310,11 +308,13 @@ def _write(target: SinkTarget, iterator: Iterator[pa.RecordBatch], work_of: Call
         if written.ticket is None or reader is None:
             return PartitionWritten(work_of())
         return replace(written, handle=None if writer is None else writer.finish(), content=reader.content)
-    except RowRefusedError as fault:
-        context = TaskContext.get()
+    except InvalidRequestError as fault:
+        if fault.code != ROW_REFUSED:
+            raise
+        context, row = TaskContext.get(), vars(fault)["row"]
         where = "" if context is None else f" of partition {context.partitionId()}"
-        why = f"row {fault.row}{where} cannot be written: {fault}; nothing of {written.work} becomes visible"
-        raise RowRefusedError(why, row=fault.row) from fault
+        why = f"row {row}{where} cannot be written: {fault}; nothing of {written.work} becomes visible"
+        raise row_refused(why, row=row) from fault
     finally:
         keep_what_stays()
 

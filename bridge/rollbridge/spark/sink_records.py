@@ -24,7 +24,7 @@ from xxhash import xxh64_intdigest
 
 from rollbridge.base.attribution import RECORD_HEADER
 from rollbridge.base.deadlines import wall_ms
-from rollbridge.errors import InvalidRequestError, RowRefusedError
+from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.columns import Longs, Rows, encode_headers, ends_of
 from rollbridge.metadata.client_sessions import CooperativeContent
 from rollbridge.stream.keyspace import HASH_SEED
@@ -185,6 +185,14 @@ _HEADERS: Final = "array<struct<key:string,value:binary>>"
 _US_PER_MS: Final = 1_000
 
 
+ROW_REFUSED: Final = "row-refused"
+
+
+def row_refused(why: str, *, row: int) -> InvalidRequestError:
+    """Return the error for a row that cannot be written, ``row`` being its number in its partition, from 0."""
+    return InvalidRequestError(why, code=ROW_REFUSED, row=row)
+
+
 @dataclass(frozen=True, slots=True)
 class Columns:
     """Indices of the columns in a record batch; None for a column that is missing."""
@@ -251,7 +259,7 @@ class Columns:
             now_ms: Time of records that have none, ms since 1970.
 
         Raises:
-            RowRefusedError: a row cannot be written.
+            InvalidRequestError: ``row-refused``: a row cannot be written.
         """
         size = batch.num_rows
         headers = None
@@ -269,7 +277,7 @@ class Columns:
         """Return for each row the index of its stream among ``streams``.
 
         Raises:
-            RowRefusedError: a row names none, or another one.
+            InvalidRequestError: ``row-refused``: a row names none, or another one.
         """
         assert self.stream is not None
         named = batch.column(self.stream)
@@ -278,7 +286,7 @@ class Columns:
         if len(unknown):
             name = named[int(unknown[0])].as_py()
             what = "null" if name is None else repr(name)
-            raise RowRefusedError(
+            raise row_refused(
                 f"its topic is {what}, but one of {', '.join(streams)} is expected", row=first + int(unknown[0])
             )
         return places.astype(np.int64)
@@ -303,7 +311,7 @@ class Columns:
         found = column.fill_null(now_ms * _US_PER_MS).to_numpy(zero_copy_only=False) // _US_PER_MS
         early = np.flatnonzero(found < 0)
         if len(early):
-            raise RowRefusedError(f"its timestamp of {found[early[0]]} ms lies before 1970", row=first + int(early[0]))
+            raise row_refused(f"its timestamp of {found[early[0]]} ms lies before 1970", row=first + int(early[0]))
         return found
 
 
@@ -317,13 +325,13 @@ def _binary(column: Any) -> pa.BinaryArray:
 def _headers(column: Any, first: int) -> Iterator[list[tuple[str, bytes | None]]]:
     for row, headers in enumerate(column.to_pylist(), first):
         if None in (headers or ()):
-            raise RowRefusedError("one of its headers is null", row=row)
+            raise row_refused("one of its headers is null", row=row)
         found = [(header["key"], header["value"]) for header in headers or ()]
         for name, _ in found:
             if name is None:
-                raise RowRefusedError("one of its headers has no name", row=row)
+                raise row_refused("one of its headers has no name", row=row)
             if name == RECORD_HEADER:
-                raise RowRefusedError(f"the header {RECORD_HEADER!r} is rollbridge's own; name it otherwise", row=row)
+                raise row_refused(f"the header {RECORD_HEADER!r} is rollbridge's own; name it otherwise", row=row)
         yield found
 
 
@@ -362,7 +370,7 @@ class PartitionReader:
         """Return the rows of a batch, the hashes of their keys, and the indices of their streams, None if only one.
 
         Raises:
-            RowRefusedError: a row cannot be written.
+            InvalidRequestError: ``row-refused``: a row cannot be written.
         """
         first = self.content.records
         rows = self._columns.rows(batch, first, wall_ms())

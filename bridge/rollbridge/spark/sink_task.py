@@ -19,10 +19,9 @@ from rollbridge.client.futures import PartStream
 from rollbridge.client.results import PartHandle
 from rollbridge.client.writing import Part
 from rollbridge.config import ClientOptions, ConnectionSettings
-from rollbridge.errors import RowRefusedError
 from rollbridge.kafka.columns import Longs, Rows, batch_bytes, encode_batch, record_bytes
 from rollbridge.kafka.records import HEADER_BYTES
-from rollbridge.spark.sink_records import PartitionReader, hashes_of
+from rollbridge.spark.sink_records import PartitionReader, hashes_of, row_refused
 from rollbridge.spark.worker import Kept
 from rollbridge.stream.config import KEYLESS, TopicLimits
 
@@ -46,7 +45,7 @@ class PartitionWriter:
         """Write the rows of a batch.
 
         Raises:
-            RowRefusedError: a row cannot be written.
+            InvalidRequestError: ``row-refused``: a row cannot be written.
             TransactionTooLargeError, BackpressureError, TransactionClosedError: as :meth:`rollbridge.Part.write`.
         """
         rows, keys, places = self._reader.read(batch)
@@ -91,7 +90,7 @@ class _LaneRows:
         sizes = record_bytes(rows)
         worst = int(sizes.argmax())
         if sizes[worst] > self._part_stream.layout.record_bytes_max:
-            raise RowRefusedError(
+            raise row_refused(
                 f"it takes {sizes[worst]} bytes (key, value and headers, our own included), which exceeds the "
                 f"limit of {self._part_stream.layout.record_bytes_max} of stream {self._stream}",
                 row=int(rows.counts[worst]),
@@ -118,7 +117,8 @@ class _LaneRows:
         """Return the index of the segment that each row names, -1 where it names none.
 
         Raises:
-            RowRefusedError: there is no such partition; or no topic is adopted, and keys alone choose the segment.
+            InvalidRequestError: ``row-refused``: there is no such partition; or no topic is adopted, and keys
+                alone choose the segment.
         """
         route = self._part_stream.route
         is_adopted = self._part_stream.layout.adopted is not None
@@ -131,7 +131,7 @@ class _LaneRows:
                 if is_adopted
                 else f"{self._stream} is not on an adopted topic, and keys choose its segments: drop('partition')"
             )
-            raise RowRefusedError(f"its partition is {named}, but {why}", row=int(rows.counts[unknown]))
+            raise row_refused(f"its partition is {named}, but {why}", row=int(rows.counts[unknown]))
         places: Longs = found.fill_null(-1).to_numpy(zero_copy_only=False)
         return places
 
@@ -140,12 +140,12 @@ class _LaneRows:
         topic = self._part_stream.route.topic
         if limits.is_compacted and rows.keys.null_count:
             row = int(rows.counts[rows.keys.is_null().index(True).as_py()])
-            raise RowRefusedError(f"{KEYLESS} such as {topic}", row=row)
+            raise row_refused(f"{KEYLESS} such as {topic}", row=row)
         now_ms = wall_ms()
         for place in (int(rows.timestamps.argmin()), int(rows.timestamps.argmax())):
             fault = limits.fault_of(int(rows.timestamps[place]), now_ms)
             if fault is not None:
-                raise RowRefusedError(f"{fault}: {topic}", row=int(rows.counts[place]))
+                raise row_refused(f"{fault}: {topic}", row=int(rows.counts[place]))
 
     def send_all(self) -> None:
         for at, waiting in enumerate(self._waiting):

@@ -101,7 +101,6 @@ class DriverConnection:
             raise
 
     def close(self) -> None:
-        """Disconnect."""
         self.kafka.close()
         self._session.close()
 
@@ -490,7 +489,6 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
             self._runs.forget(covered(self._driver.view().history, front))
 
     def stop(self) -> None:
-        """Disconnect."""
         self._close()
 
     def _checked(self, found: dict[str, Any]) -> StreamOffset:

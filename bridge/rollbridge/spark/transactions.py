@@ -257,7 +257,6 @@ class TransactionsStreamReader(_TransactionsReading, DataSourceStreamReader, Sup
         return self._portions(self._checked(start), self._checked(end))
 
     def stop(self) -> None:
-        """Disconnect."""
         self._close()
 
     def _end(self) -> int:

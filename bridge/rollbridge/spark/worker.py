@@ -130,7 +130,6 @@ class Kept(Generic[C]):
         return found
 
     def close(self) -> None:
-        """Disconnect all."""
         while self._kept:
             self._kept.popitem()[1].close()
 

@@ -313,7 +313,6 @@ class KnownKeys(dict[bytes, int]):
     """
 
     def __init__(self, partitioner: Partitioner, partitions: int) -> None:
-        """Prepare for one topic."""
         super().__init__()
         self._partition_of = _partition_of(partitioner, partitions)
         self._looked_up = self._unknown = self._called = 0

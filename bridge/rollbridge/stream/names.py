@@ -241,7 +241,6 @@ class PlaceIndex:
     __slots__ = ("adopted",)
 
     def __init__(self, streams: Iterable[SegmentPlaces] = ()) -> None:
-        """Start with some streams."""
         self.adopted: dict[str, SegmentPlaces] = {}
         for places in streams:
             self.add(places)

@@ -284,16 +284,11 @@ class PlainSender(Sender[ProducerBatch]):
         """
         self.options = options
         self._catalog = catalog
-        new_cluster = partial(kafka.cluster, request_timeout_s=options.request_timeout_s)
-        with new_cluster() as cluster:
+        with kafka.cluster() as cluster:
             producer = new_producer_id(cluster)
         super().__init__(
-            new_cluster,
-            SenderLimits(
-                buffer_bytes=options.buffer_bytes,
-                block_s=options.block_s,
-                request_timeout_s=options.request_timeout_s,
-            ),
+            kafka.cluster,
+            SenderLimits(buffer_bytes=options.buffer_bytes, block_s=options.block_s),
             name="rollbridge-writer",
             producer=producer,
         )
@@ -302,7 +297,7 @@ class PlainSender(Sender[ProducerBatch]):
         """Channels of streams that are gone, while batches of theirs are in flight."""
         self._generation = -1
         self._looked_at = 0.0
-        self._searches = Searches(new_cluster, self.wake)
+        self._searches = Searches(kafka.cluster, self.wake)
         self.start()
 
     # What writers do ----------------------------------------------------------------------------------------------

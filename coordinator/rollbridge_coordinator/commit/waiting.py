@@ -42,7 +42,7 @@ CAUSES: Final[Mapping[WaitCause, WaitRule]] = {
         "a scale or rolling commit of which nothing is done, for native transactions of others or for missing leaders",
         "at checks, every 0.2 s",
         "the log, each minute; the client of a scale, when it is refused",
-        "`SCALE_WAIT_MS` for a scale; Kafka's `transaction.max.timeout.ms` for a rolling commit",
+        "20 s for a scale; Kafka's `transaction.max.timeout.ms` for a rolling commit",
     ),
     WaitCause.HALF_DONE: WaitRule(
         "a scale or rolling commit that has closed its segments, for the same; its streams take no transactions",
@@ -54,7 +54,7 @@ CAUSES: Final[Mapping[WaitCause, WaitRule]] = {
         "a rolling commit, or its segments that are still open, for more late commits",
         "at its end",
         "none: it is short",
-        "`LATE_COMMIT_BATCH_MS` before it, five times `LATE_COMMIT_WINDOW_MS` after it",
+        "100 ms before it, five times `LATE_COMMIT_WINDOW_MS` after it",
     ),
     WaitCause.ERROR_STATE: WaitRule(
         "transactions of a stream, for a broker that refuses one of its topics",
@@ -82,7 +82,7 @@ CAUSES: Final[Mapping[WaitCause, WaitRule]] = {
     ),
     WaitCause.SCALING: WaitRule(
         "a stream that its policy asks to scale, for what holds the scale up",
-        "at the next measurement (`SCALING_CHECK_MS`)",
+        "at the next measurement",
         "`rollbridge stream describe`; the log",
         "none: a scale is no promise",
     ),

@@ -26,6 +26,7 @@ from kio.schema.errors import ErrorCode
 
 from rollbridge.base.deadlines import Backoff, Deadline
 from rollbridge.base.effects import AnyEffect, Effect, Steps, UnderWay
+from rollbridge.base.errors import INVALID_STATE, INVALID_TRANSITION
 from rollbridge.base.tracing import find_tracer, trace_round
 from rollbridge.buffer.snapshot_topic import read_latest, read_values
 from rollbridge.commitlog.commit_order import LineKey
@@ -35,7 +36,6 @@ from rollbridge.errors import (
     CorruptDataError,
     FencedError,
     InvalidRequestError,
-    InvalidTransitionError,
     KafkaUnavailableError,
     NotFoundError,
     RollbridgeError,
@@ -44,12 +44,12 @@ from rollbridge.errors import (
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import (
+    ID_LOCKED,
+    UNSUPPORTED_BROKER,
     AppendRefusedError,
     AppendUnknownError,
     AuthenticationError,
     NotAuthorizedError,
-    TransactionalIdLockedError,
-    UnsupportedBrokerError,
 )
 from rollbridge.kafka.errors import name as kafka_name
 from rollbridge.kafka.foreign import end_transactions, obstacles
@@ -115,7 +115,6 @@ from rollbridge_coordinator.core.waits import (
     LEADERLESS_S,
     SEAL_TIMEOUT,
     UNREPLICATED,
-    DeposedError,
     StaleStateError,
 )
 
@@ -152,12 +151,12 @@ _ENDS: Final = frozenset({fx.CommitRound, fx.AbortRound})
 _OF_FRAMES: Final = (fx.MergeFrames, fx.AppendTogether, fx.Prepare)
 _DEFINITE: Final = (AppendRefusedError, InvalidRequestError, NotFoundError, ConflictError)
 _DOUBTFUL: Final = (
-    FencedError,
-    InvalidTransitionError,  # a defect of ours
-    AuthenticationError,  # the connection is refused, not the request
-    UnsupportedBrokerError,
+    INVALID_TRANSITION,  # a defect of ours
+    INVALID_STATE,
+    AuthenticationError.code,  # the connection is refused, not the request
+    UNSUPPORTED_BROKER,
 )
-"""Subclasses of definite errors that say nothing about the effect. The outcome is unknown after these, and after every
+"""Codes of definite errors that say nothing about the effect. The outcome is unknown after these, and after every
 error that is not definite: time-outs, lost connections, ``AppendUnknownError``, and all of ZooKeeper's
 but a refused write."""
 
@@ -196,7 +195,7 @@ def refusal(effect: AnyEffect, fault: Exception, feed: FrameFeed | None) -> fx.E
     if isinstance(fault, UnavailableError) and fault.code == SEAL_TIMEOUT and isinstance(effect, fx.Seal):
         # A part may be done; sealing again continues from there.
         return fx.EffectRefusedError(effect, str(fault), code=SEAL_TIMEOUT, topic=_topic_of(fault))
-    if isinstance(fault, _DOUBTFUL) or not isinstance(fault, _DEFINITE):
+    if not isinstance(fault, _DEFINITE) or fault.code in _DOUBTFUL:
         return None
     if isinstance(fault, AppendRefusedError):
         places = feed.items_of(fault.batch) if feed is not None and fault.batch is not None else ()
@@ -441,7 +440,7 @@ class Interpreter:
             self._session.multi([*self._lead.guard(), *operations])
         except (NodeConflictError, NodeMissingError) as fault:
             if fault.path == paths.controller(self._group):
-                raise DeposedError(f"{self._group} has a newer leader; nothing was written") from fault
+                raise FencedError(f"{self._group} has a newer leader; nothing was written") from fault
             logger.info('zookeeper.write-conflict group=%s reason="%s"', self._group, fault)
             return False
         return True
@@ -456,7 +455,7 @@ class Interpreter:
         Only adopted topics keep their names; :meth:`_open_again` handles late requests there.
 
         Raises:
-            DeposedError: there is a newer leader.
+            FencedError: there is a newer leader.
         """
         self._write_fenced(())
         if self._hook is not None and self._procedure is not None:
@@ -575,13 +574,13 @@ class Interpreter:
 
         Raises:
             ConflictError: a topic is not the one that the stream had adopted; the topic of its name is open.
-            DeposedError, StaleStateError: this leader was replaced, or may have been.
+            FencedError, StaleStateError: this leader was replaced, or may have been.
         """
         if not before:
             return
         try:
             self._write_fenced(())
-        except (DeposedError, StaleStateError):
+        except (FencedError, StaleStateError):
             metadata = Metadata(self._session)
             for topic, described in before.items():
                 if not described.sealed and not metadata.is_left(topic, str(described.topic_id)):
@@ -757,13 +756,15 @@ class Interpreter:
         """Carry out an operation of the current appender, with the next one if Kafka has locked its id.
 
         Raises:
-            TransactionalIdLockedError: All are locked; the term ends.
+            KafkaUnavailableError: All are locked; the term ends.
         """
         for _ in self._appenders[1:]:
             try:
                 take(self._current)
                 return operation()
-            except TransactionalIdLockedError as fault:
+            except KafkaUnavailableError as fault:
+                if fault.code != ID_LOCKED:
+                    raise
                 self._rotation.lock(self._current, fault)
                 self._next()
         take(self._current)
@@ -893,16 +894,16 @@ class Interpreter:
                     raise KafkaUnavailableError(f"topic {topic} lacks markers below offset {end}; nothing was written")
                 backoff.sleep(deadline)
 
-    def _take(
-        self, appenders: Collection[TransactionalAppender]
-    ) -> dict[TransactionalAppender, TransactionalIdLockedError]:
+    def _take(self, appenders: Collection[TransactionalAppender]) -> dict[TransactionalAppender, KafkaUnavailableError]:
         """Initialize appenders in parallel; return those whose ids are locked."""
         locked = {}
         with ThreadPoolExecutor(len(self._appenders), "take-identity") as pool:
             for appender, taken in [(appender, pool.submit(appender.init)) for appender in appenders]:
                 try:
                     taken.result()
-                except TransactionalIdLockedError as fault:
+                except KafkaUnavailableError as fault:
+                    if fault.code != ID_LOCKED:
+                        raise
                     locked[appender] = fault
         return locked
 

@@ -25,10 +25,10 @@ from typing import Final
 
 from rollbridge.base.effects import AnyEffect
 from rollbridge.base.logs import log_defect
-from rollbridge.errors import FencedError, RollbridgeError
+from rollbridge.errors import FencedError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.errors import AppendUnknownError, TransactionalIdLockedError
+from rollbridge.kafka.errors import ID_LOCKED, AppendUnknownError
 from rollbridge.kafka.topics import TopicSpec
 from rollbridge_coordinator.config import CoordinatorSettings
 from rollbridge_coordinator.core import effects as fx
@@ -195,7 +195,9 @@ class MergePool:
             appender.abort()
         except AppendUnknownError:
             appender.init()
-        except TransactionalIdLockedError as fault:
+        except KafkaUnavailableError as fault:
+            if fault.code != ID_LOCKED:
+                raise
             logger.info('transactional-id.locked transactional_id=%s reason="%s"', appender.transactional_id, fault)
         self._idle.put(appender)
 

@@ -15,27 +15,26 @@ BESIDE_IDENTITIES: Final = 4
 """Transactional ids for background merges. Every leader takes all of them, however many it uses; otherwise a replaced
 leader might still commit with one that its successor does not know.
 """
-SEGMENT_BYTES_MIN: Final = 1024
-SEGMENT_BYTES_MAX: Final = 8 * 1024 * 1024
+SCALING_CHECK_MS_MIN: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SnapshotSettings:
-    """Times and form of snapshots; the names are PIP-196's, except the last."""
+    """Times and form of snapshots; the names are PIP-196's, except the last two."""
 
     transaction_buffer_segmented_snapshot_enabled: bool = True
     """Keep aborted transactions in segments; ``false``: every snapshot lists all of them."""
-    transaction_buffer_snapshot_segment_size: int = option(256 * KIB, low=SEGMENT_BYTES_MIN, high=SEGMENT_BYTES_MAX)
+
+    transaction_buffer_snapshot_segment_size: ClassVar[int] = 256 * KIB
     """Bytes of a sealed segment, at most."""
-    transaction_buffer_snapshot_max_transaction_count: int = 1_000
+    transaction_buffer_snapshot_max_transaction_count: ClassVar[int] = 1_000
     """Ended transactions of a buffer partition after which its snapshot is rewritten."""
-    transaction_buffer_snapshot_min_time_in_millis: int = 5_000
+    transaction_buffer_snapshot_min_time_in_millis: ClassVar[int] = 5_000
     """Time after which it is, if any has ended."""
-    transaction_buffer_snapshot_replay_max: int = 1_000
+    transaction_buffer_snapshot_replay_max: ClassVar[int] = 1_000
     """About how many messages of a buffer partition and of the commit log a takeover reads again although transactions
     have been open for longer; beyond it open ones are recorded.
     """
-
     transaction_buffer_snapshot_cache_bytes_max: ClassVar[int] = 64 * MIB
     """Memory for segments that were read back, per group."""
 
@@ -44,16 +43,16 @@ class SnapshotSettings:
 class ScalingSettings:
     """Times and limits of scaling by load."""
 
-    scaling_check_ms: int = option(5_000, low=1)
-    """Interval between measurements of the streams that have a scaling policy."""
-    scaling_window_ms: int = option(120_000, low=1)
-    """Shortest of the four windows over which rates are measured; the others are 2.5, 5 and 10 times as long. Keep it
-    several times ``SCALING_CHECK_MS``."""
+    scaling_window_ms: int = option(120_000, low=2 * SCALING_CHECK_MS_MIN)
+    """Shortest of the four windows over which rates are measured; the others are 2.5, 5 and 10 times as long. Streams
+    that have a scaling policy are measured 24 times in it, every 5 s, but not more often than every 100 ms."""
     scaling_cooldown_ms: int = option(600_000, low=0)
     """Time after the scale that made a segment in which it is not scaled. Pravega's ``autoScale.cooldown.time``."""
     scaling_per_hour_max: int = option(12, low=1)
     """Most scales by load of one stream in an hour; merges may be half of them."""
 
+    scaling_checks: ClassVar[int] = 24
+    """Measurements within the shortest window."""
     scaling_parts_max: ClassVar[int] = 8
     """Most parts into which one segment is split, and most neighbours that are merged, in one scale."""
     scaling_open_ms: ClassVar[int] = 10_000
@@ -61,15 +60,16 @@ class ScalingSettings:
     scaling_open_max: ClassVar[int] = 10
     """Most open transactions of that age with which a stream is scaled by load; with more it waits."""
 
+    @property
+    def scaling_check_ms(self) -> int:
+        """Interval between measurements."""
+        return max(self.scaling_window_ms // self.scaling_checks, SCALING_CHECK_MS_MIN)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderSettings:
     """Bounds and delays of a leader."""
 
-    round_bytes_max: int = 64 * MIB
-    """Bytes of frames in one native transaction, unless one transaction is larger; bounds the wait of readers."""
-    retention_check_ms: int = 30_000
-    """Interval between retention checks."""
     transaction_meta_persist_count: int = option(100, low=0)
     """Terminated transactions remembered of each client name; 0 remembers none. PIP-255's
     ``TransactionMetaPersistCount``, which is 0 there."""
@@ -79,16 +79,10 @@ class LeaderSettings:
     """Bytes of frames from which on a transaction is merged in the background: into segments of its own that are not
     read yet, while others commit. Smaller ones take less time than the two epochs of such a merge. 0: none is.
     """
-    scale_wait_ms: int = 20_000
-    """Time that a scale waits for native transactions of other Kafka clients before it is refused; keep it below the
-    clients' ``admin_timeout_s``, so that the error names these transactions.
-    """
     late_commit_window_ms: int = option(200, low=0, former=("linger_ms_max",))
     """Longest time that the segments of a rolling commit stay open for the next late commit, where these come in
     succession; a single one never waits for that. 0: none.
     """
-    late_commit_batch_ms: int = option(100, low=0, former=("gather_ms_max",))
-    """Longest time that a rolling commit waits for more late commits, where several clients make them. 0: none."""
     commit_log_retention_ms: int = option(LOG_RETENTION_MS_DEFAULT, low=-1)
     """Shortest retention of the commit log, in groups without their own setting; -1 is unlimited."""
     commit_log_retention_bytes: int = option(-1, low=-1)
@@ -101,12 +95,20 @@ class LeaderSettings:
 
     merges_beside_max: ClassVar[int] = BESIDE_IDENTITIES
     """Transactions merged in the background at a time; further ones wait."""
+    round_bytes_max: ClassVar[int] = 64 * MIB
+    """Bytes of frames in one native transaction, unless one transaction is larger; bounds the wait of readers."""
     round_transactions_max: ClassVar[int] = 5_000
     """Transactions in one native transaction."""
     rolling_transactions_max: ClassVar[int] = 10_000
     """Transactions in one rolling commit; their ids must fit into a ZooKeeper node of 1 MiB."""
     commit_order_patience_ms: ClassVar[int] = 60_000
     """Shortest wait of a commit for earlier ones of its connection, once its lease has run out."""
+    late_commit_batch_ms: ClassVar[int] = 100
+    """Longest time that a rolling commit waits for more late commits, where several clients make them. 0: none."""
+    scale_wait_ms: ClassVar[int] = 20_000
+    """Time that a scale waits for native transactions of other Kafka clients before it is refused. It is less than the
+    clients' ``admin_timeout_s``, so that the error names these transactions.
+    """
     record_after_ms: ClassVar[int] = 500
     """Time after which an open transaction gets a ZooKeeper record."""
     forecast_patience: ClassVar[int] = 8
@@ -117,6 +119,8 @@ class LeaderSettings:
     """Bytes of one ZooKeeper multi that is built bit by bit; ZooKeeper takes up to 1 MiB."""
     truncate_buffers_ms: ClassVar[int] = 10_000
     """Shortest interval between truncations of buffers; nothing is truncated without settled transactions."""
+    retention_check_ms: ClassVar[int] = 30_000
+    """Interval between retention checks."""
     topic_check_ms: ClassVar[int] = 10_000
     """Interval between checks of adopted topics for changes by their owners."""
     bookkeeping_ms: ClassVar[int] = 60_000

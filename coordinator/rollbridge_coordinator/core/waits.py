@@ -553,7 +553,3 @@ class Suspects:
 
 class StaleStateError(Exception):
     """ZooKeeper or Kafka differ from what this leader last wrote: it must drop its state and take over again."""
-
-
-class DeposedError(Exception):
-    """A newer leader exists: this term is over."""

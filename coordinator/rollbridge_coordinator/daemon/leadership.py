@@ -47,7 +47,7 @@ from rollbridge_coordinator.core.loop import work
 from rollbridge_coordinator.core.metric_samples import leader_samples
 from rollbridge_coordinator.core.metrics import BufferSizes, EffectTimes, LeaderView, Survey, Takeovers, Warmth, survey
 from rollbridge_coordinator.core.state import GroupState
-from rollbridge_coordinator.core.waits import DeposedError, StaleStateError, Suspects, UnknownOutcomes
+from rollbridge_coordinator.core.waits import StaleStateError, Suspects, UnknownOutcomes
 from rollbridge_coordinator.daemon.health import KafkaProbe, MetricsBoard, MetricsSheet
 from rollbridge_coordinator.daemon.succession import (
     DEAF_S,
@@ -272,7 +272,7 @@ class Leadership(threading.Thread):
                     self._term_began, has_won = time.monotonic(), True
                     self._serve(clock)
                     pause = 0.1
-            except (DeposedError, FencedError) as fault:
+            except FencedError as fault:
                 logger.warning('lead.lost group=%s reason="%s"', self._group, fault)
             except (StaleStateError, RollbridgeError) as fault:
                 logger.warning('lead.%s group=%s reason="%s"', "given-up" if has_won else "not-won", self._group, fault)
@@ -443,7 +443,7 @@ class Leadership(threading.Thread):
         """Mark the takeover as over: the leader node has version 0 until then, see ``Metadata.lead``."""
         try:
             if not self._lead.renew(self._name):
-                raise DeposedError("the leader node was removed meanwhile")
+                raise FencedError("the leader node was removed meanwhile")
         except UnknownWriteError as fault:
             logger.info('takeover.progress-kept group=%s reason="%s"', self._group, fault)
 
@@ -476,7 +476,7 @@ class Leadership(threading.Thread):
             was_away = not self._lead.is_held
             self._lead.look()
             if (tenure := self._lead.tenure).state is LeaseState.LOST:
-                raise DeposedError(f"the lead is lost: {tenure.cause.value}")
+                raise FencedError(f"the lead is lost: {tenure.cause.value}")
             if not self._lead.is_held:
                 continue
             if was_away:

@@ -62,11 +62,14 @@ _LOOK_S: Final = 0.2
 """Seconds between reads of the lease of a gateway that does not let go."""
 
 
-class NotHeldError(ZooKeeperUnavailableError):
-    """Another gateway serves the id, or may: nothing was written; ask again."""
+NOT_HELD: Final = "not-held"
+"""Code of an error: another gateway serves the id, or may; nothing was written; ask again."""
+IS_ELSEWHERE: Final = "is-elsewhere"
+"""Likewise, and the client belongs to another gateway: it is to look again where that is."""
 
-    is_elsewhere = False
-    """True if the client belongs to another gateway: it is to look again where that is."""
+
+def _not_held(why: str) -> ZooKeeperUnavailableError:
+    return ZooKeeperUnavailableError(why, code=NOT_HELD)
 
 
 class Register:
@@ -263,8 +266,8 @@ class Register:
             takes_over: True if another gateway that holds it is asked to let go.
 
         Raises:
-            NotHeldError: another gateway does not let go in time.
-            NotHeldError: it is not asked to, and ``is_elsewhere``.
+            ZooKeeperUnavailableError: ``NOT_HELD``: another gateway does not let go in time.
+            ZooKeeperUnavailableError: ``IS_ELSEWHERE``: it is not asked to.
             ZooKeeperUnavailableError, UnknownWriteError: likewise.
         """
         lease = Lease(
@@ -285,37 +288,37 @@ class Register:
                 self._ask(lease, found, asks=takes_over)
             if time.monotonic() > deadline_s:
                 self.handovers["refused"] += 1
-                raise NotHeldError(f"another gateway has not let go of {name} within {HANDOVER_S:g} s; ask again")
+                raise _not_held(f"another gateway has not let go of {name} within {HANDOVER_S:g} s; ask again")
         self.handovers["taken"] += is_taken
         self._held[name] = lease, own
         entry, found = lease.tenure.token, lease.look()
         if not lease.is_held or found is None or found.value != mine:
-            raise NotHeldError(f"another gateway wants {name}; ask again")
+            raise _not_held(f"another gateway wants {name}; ask again")
         return None if entry is None else Entry.decode(entry.value)
 
     def guard(self, name: str) -> CheckNode:
         """Return what is so only while this gateway holds an id, in the same step with something else.
 
         Raises:
-            NotHeldError: it does not hold it, or nothing is on record of it yet.
+            ZooKeeperUnavailableError: ``NOT_HELD``: it does not hold it, or nothing is on record of it yet.
         """
         held = self._held.get(name)
         checks = [] if held is None else held[0].guard()
         if not checks:
-            raise NotHeldError(f"{name} is not held by this gateway any more; nothing was written")
+            raise _not_held(f"{name} is not held by this gateway any more; nothing was written")
         return checks[0]
 
     def check(self, name: str) -> None:
         """Make sure that until now no other gateway has held an id since this one does.
 
         Raises:
-            NotHeldError: another one does.
+            ZooKeeperUnavailableError: ``NOT_HELD``: another one does.
             ZooKeeperUnavailableError, UnknownWriteError: that cannot be said now.
         """
         try:
             self._session.multi([self.guard(name)])
         except (NodeMissingError, NodeConflictError) as fault:
-            raise NotHeldError(f"another gateway holds {name} by now; ask again") from fault
+            raise _not_held(f"another gateway holds {name} by now; ask again") from fault
 
     def _is_over(self, found: Znode) -> bool:
         return not self._lives(Holder.decode(found.value).life)
@@ -326,10 +329,8 @@ class Register:
     def _ask(self, lease: Lease, found: Znode, *, asks: bool) -> None:
         holder, gone = Holder.decode(found.value), threading.Event()
         if not asks:
-            raise NotHeldError(
-                f"{holder.gateway} serves {lease.name}, and this client is not one of ours; look again",
-                is_elsewhere=True,
-            )
+            why = f"{holder.gateway} serves {lease.name}, and this client is not one of ours; look again"
+            raise ZooKeeperUnavailableError(why, code=IS_ELSEWHERE)
         if not holder.wanted_by:
             lease.ask(found, holder._replace(wanted_by=self._name).encode())
         if self._lease.exists(lease.path, gone.set) is not None:
@@ -339,14 +340,14 @@ class Register:
         """Replace the entry of an id that is held.
 
         Raises:
-            NotHeldError: another gateway has written it.
+            ZooKeeperUnavailableError: ``NOT_HELD``: another gateway has written it.
             ZooKeeperUnavailableError, UnknownWriteError.
         """
         held = self._held.get(name)
         if held is None or not self.is_sure(name):
-            raise NotHeldError(f"whether {name} is still held by this gateway is not sure; nothing was written")
+            raise _not_held(f"whether {name} is still held by this gateway is not sure; nothing was written")
         if not held[0].write(entry.encode(self._name)):
-            raise NotHeldError(f"another gateway has written the entry of {name}; nothing was written")
+            raise _not_held(f"another gateway has written the entry of {name}; nothing was written")
 
     def release(self, name: str) -> None:
         """Let go of an id."""

@@ -67,28 +67,16 @@ JAVA_MAX: Final = (1 << 31) - 1
 # Refusals, which are answers
 
 
-class NotDoneError(PortableError):
+class RefusedError(PortableError):
     """A request gets an answer and nothing else: nothing was changed by it, and its id is served on.
 
     Attributes:
         fault: What the client is told.
     """
 
-    def __init__(self, fault: KafkaFault, why: str = "") -> None:
-        super().__init__(why)
-        self.fault = fault
-
-
-class RefusedError(NotDoneError):
-    """A request is refused for its pair or the state of its transaction; nothing was changed by it.
-
-    Attributes:
-        step: Why.
-    """
-
-    def __init__(self, step: Step, why: str) -> None:
-        super().__init__(OF_STEP.get(step, KafkaFault.UNFORESEEN), why)
-        self.step = step
+    def __init__(self, why: KafkaFault | Step, text: str = "") -> None:
+        super().__init__(text)
+        self.fault = OF_STEP.get(why, KafkaFault.UNFORESEEN) if isinstance(why, Step) else why
 
 
 class LostTransactionError(PortableError):
@@ -537,7 +525,7 @@ def _decide(held: IdState, request: Request, pair: Pair) -> Steps[tuple[Producer
 
 def _check_handed_out(entry: Entry, pair: Pair) -> None:
     if not is_of(pair.producer_id, entry.transactional_id):
-        raise NotDoneError(KafkaFault.UNKNOWN_PRODUCER, f"{pair} was never handed out for this transactional id")
+        raise RefusedError(KafkaFault.UNKNOWN_PRODUCER, f"{pair} was never handed out for this transactional id")
 
 
 def _may_be_later(producer: ProducerState, pair: Pair) -> bool:
@@ -548,7 +536,7 @@ def _may_be_later(producer: ProducerState, pair: Pair) -> bool:
 def _look_up(held: IdState, pair: Pair) -> Steps[ProducerState]:
     entry = held.entry
     if entry is None:
-        raise NotDoneError(
+        raise RefusedError(
             KafkaFault.UNKNOWN_PRODUCER,
             f"no producer was started for this transactional id, or it was not used for so long that it is forgotten, "
             f"so {pair} is none",
@@ -570,7 +558,7 @@ def _look_up(held: IdState, pair: Pair) -> Steps[ProducerState]:
             if held.producer is not None and held.producer.pair.producer_id == pair.producer_id:
                 yield from _record(held, entry)  # fails if another gateway has held the id since it was known here
                 raise RefusedError(Step.STALE, f"{pair} was not handed out yet: {held.producer.pair} is the newest")
-            raise NotDoneError(
+            raise RefusedError(
                 KafkaFault.UNKNOWN_PRODUCER, f"{pair} was handed out by no gateway, as far as is remembered"
             )
     producer, _ = yield from _find(held, pair, previous)
@@ -639,7 +627,7 @@ def _open(
         assert entry is not None
         if not stream or is_home:
             if not entry.home and not (stream and is_sure):
-                raise NotDoneError(
+                raise RefusedError(
                     KafkaFault.NOWHERE,
                     "offsets alone, and nothing was ever written with this transactional id: of which group of streams "
                     "the transaction is cannot be told; write first",

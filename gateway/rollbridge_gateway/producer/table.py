@@ -69,7 +69,6 @@ class Pair(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Label of its transaction."""
         return f"{self.producer_id}.{self.epoch}"
 
     def __str__(self) -> str:

@@ -92,7 +92,6 @@ class TransactionClient:
         return KnownEnd.OPEN, "", str(found.transaction)
 
     def begin(self, stream: str, label: str, lease: timedelta) -> None:
-        """Begin a transaction."""
         self._txn = self._client.begin(stream, timeout=lease, label=label)
 
     def resume(self, transaction: str) -> dict[str, bytes] | None:

@@ -41,9 +41,10 @@ from rollbridge.errors import (
     OutcomeUnknownError,
     RollbridgeError,
     UnavailableError,
+    ZooKeeperUnavailableError,
 )
 from rollbridge_gateway.producer import procedures
-from rollbridge_gateway.producer.ids import NotHeldError, Register
+from rollbridge_gateway.producer.ids import IS_ELSEWHERE, NOT_HELD, Register
 from rollbridge_gateway.producer.procedures import (
     AbortLeft,
     AddOffsets,
@@ -53,8 +54,8 @@ from rollbridge_gateway.producer.procedures import (
     FindLabel,
     Finish,
     IdState,
-    NotDoneError,
     NothingWrittenError,
+    RefusedError,
     Resume,
     Save,
     WriteEntry,
@@ -136,7 +137,8 @@ END_S: Final = 20.0
 SAVE_S: Final = 25.0
 """Longest wait for a savepoint to reach the brokers; clients wait 30 s for an answer."""
 _WRITES: Final = (Carry, AddOffsets)
-_ANSWERS: Final = (NotDoneError, InvalidRequestError, NotFoundError)
+_AWAY: Final = (ClientFencedError.code, NOT_HELD, IS_ELSEWHERE)
+_ANSWERS: Final = (RefusedError, InvalidRequestError, NotFoundError)
 """Errors that leave an id as it is: nothing was written."""
 
 
@@ -293,7 +295,7 @@ class Producers:
                 is not served here yet, on a thread of the pool.
 
         Raises:
-            NotDoneError: nothing was changed.
+            RefusedError: nothing was changed.
             RollbridgeError: see its class. The id was dropped here.
         """
         serving = self._serving(transactional_id)
@@ -313,7 +315,7 @@ class Producers:
             except Exception as fault:
                 if not (isinstance(fault, OutcomeUnknownError) and serving.is_ending):
                     serving.drop()
-                if isinstance(fault, ClientFencedError | NotHeldError):
+                if getattr(fault, "code", "") in _AWAY:
                     with suppress(RuntimeError):  # the gateway ends, and with it what it holds
                         await self._loop.run_in_executor(self._writers, self._close, serving)
                 raise
@@ -336,7 +338,7 @@ class Producers:
         """Wait until the brokers have a savepoint, and the id has been held all the time.
 
         Raises:
-            NotHeldError: another gateway may have left it out; ask again.
+            ZooKeeperUnavailableError: ``NOT_HELD``: another gateway may have left it out; ask again.
             RollbridgeError: it did not reach the brokers.
         """
         if ticket is None:
@@ -354,7 +356,7 @@ class Producers:
             or ticket.serving.is_wanted
             or not self._register.is_sure(ticket.serving.name)
         ):
-            raise NotHeldError("this gateway does not serve the id any more; ask again")
+            raise ZooKeeperUnavailableError("this gateway does not serve the id any more; ask again", code=NOT_HELD)
 
     def wanted(self, name: str) -> None:
         """Let go of an id that another gateway wants, or that may be held by another one. Safe from any thread."""
@@ -389,7 +391,6 @@ class Producers:
             self._let_go_soon(serving.name)
 
     async def close(self) -> None:
-        """Let go of all ids."""
         for name in list(self._known):
             await self.let_go(name)
 
@@ -408,7 +409,7 @@ class Producers:
             self._known.move_to_end(name)
             return found
         if found is not None:
-            raise NotHeldError("another gateway is taking this id over; ask again")
+            raise ZooKeeperUnavailableError("another gateway is taking this id over; ask again", code=NOT_HELD)
         if len(self._known) >= self._ids_max:
             self._make_room()
         found = self._known[name] = Serving(transactional_id)
@@ -425,11 +426,11 @@ class Producers:
 
     def _carry_out(self, serving: Serving, make: Callable[[IdState], Steps[T]], takes_over: Callable[[], bool]) -> T:
         if serving.is_wanted:
-            raise NotHeldError("another gateway is taking this id over; ask again")
+            raise ZooKeeperUnavailableError("another gateway is taking this id over; ask again", code=NOT_HELD)
         if serving.rolling is not None and not self._register.is_sure(serving.name):
             self._register.confirm()  # it may only have stalled for a moment, unnoticed
             if not self._register.is_sure(serving.name):
-                raise NotHeldError("this gateway does not hold the id any more; ask again")
+                raise ZooKeeperUnavailableError("this gateway does not hold the id any more; ask again", code=NOT_HELD)
         if serving.held is None:
             self._hold(serving, takes_over)
         assert serving.held is not None

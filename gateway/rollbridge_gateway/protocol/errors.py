@@ -20,7 +20,7 @@ from kio.schema.errors import ErrorCode
 
 from rollbridge import errors as ours
 from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
-from rollbridge_gateway.producer.procedures import NotDoneError, NothingWrittenError
+from rollbridge_gateway.producer.procedures import NothingWrittenError, RefusedError
 from rollbridge_gateway.producer.table import KafkaFault
 from rollbridge_gateway.protocol.versions import Api
 
@@ -146,7 +146,7 @@ def fault_of(error: BaseException) -> KafkaFault:
     """Return the fault of an error, by its class or the nearest one above it."""
     if isinstance(error, NothingWrittenError) and error.__cause__ is not None:
         return _OF_BATCH.get(fault := fault_of(error.__cause__), fault)
-    if isinstance(error, NotDoneError | NothingWrittenError):
+    if isinstance(error, RefusedError | NothingWrittenError):
         return error.fault
     if isinstance(error, ours.RollbridgeError):
         said = vars(error).get("fault", OF_CODE.get(error.code))

@@ -66,7 +66,6 @@ class SeenBatches:
     batches: tuple[Taken, ...] = ()
 
     def with_batch(self, batch: Taken) -> SeenBatches:
-        """Return this, with a batch that was taken."""
         return SeenBatches(self.epoch, (*self.batches, batch)[-KEPT:])
 
 

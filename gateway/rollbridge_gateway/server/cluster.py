@@ -329,7 +329,6 @@ class Departures:
     """The departures of the last minutes, as one gateway has noticed them."""
 
     def __init__(self) -> None:
-        """Begin with none."""
         self._known: deque[Departure] = deque()
         self._count = 0
 

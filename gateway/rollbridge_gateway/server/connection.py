@@ -19,7 +19,7 @@ from typing import Final, Protocol
 
 from rollbridge.base.logs import limited, log_defect
 from rollbridge_gateway.protocol.wire import Head, MalformedError, RawMessage, read_head
-from rollbridge_gateway.server.framing import PIECE_BYTES, Closing, MessageStream, Pace, Traffic
+from rollbridge_gateway.server.framing import PIECE_BYTES, REQUEST_S, Closing, MessageStream, Pace, Traffic
 from rollbridge_gateway.server.relay import BrokerGoneError
 
 # Byte budget shared by connections, first in first out when exhausted.
@@ -99,6 +99,8 @@ class ByteBudget:
 logger = logging.getLogger(__name__)
 _strange = limited(logging.getLogger(f"{__name__}.strange"))
 
+REQUEST_BYTES_MAX: Final = 100 << 20
+"""Largest request, as brokers' ``socket.request.max.bytes`` by default."""
 REQUESTS_MAX: Final = 100
 """Most requests of a connection under way."""
 _HEAD_BYTES: Final = 10
@@ -110,14 +112,8 @@ Answer = Awaitable[RawMessage | None]
 class ClientConnection:
     """A client's connection, as the watch over all of them sees it, and what it takes of the room of answers."""
 
-    def __init__(self, stream: MessageStream, pace: Pace, answers: ByteBudget, gone_s: float) -> None:
-        """Begin.
-
-        Args:
-            answers: Room of brokers' answers, of all connections together.
-            gone_s: Seconds for which answers are waited for once the client has closed its side.
-        """
-        self.gone_s = gone_s
+    def __init__(self, stream: MessageStream, pace: Pace, answers: ByteBudget) -> None:
+        """Begin; ``answers`` is the room of brokers' answers, of all connections together."""
         self._stream = stream
         self._pace = pace
         self._answers = answers
@@ -233,7 +229,6 @@ async def serve(
     line: ClientConnection,
     coming: ByteBudget,
     room: ByteBudget,
-    request_bytes_max: int,
     observer: Observer,
 ) -> None:
     """Serve a connection until its client closes it, or sends what is no request; close it and ``dispatcher`` then.
@@ -254,7 +249,7 @@ async def serve(
     try:
         while not (line.is_aborted or line.is_ending):
             size = await stream.size()
-            if not _HEAD_BYTES <= size <= request_bytes_max or not await dispatcher.admits(size):
+            if not _HEAD_BYTES <= size <= REQUEST_BYTES_MAX or not await dispatcher.admits(size):
                 raise MalformedError(f"a request of {size} bytes")
             line.requests += 1
             line.is_within = True
@@ -287,11 +282,11 @@ async def serve(
         dispatcher.leave()
         await answers.put(None)
         # Who has closed its side may still read; a broker would not ask. What brokers owe is not awaited for ever.
-        await asyncio.wait({sending}, timeout=line.gone_s)
+        await asyncio.wait({sending}, timeout=REQUEST_S)
         await dispatcher.close()
         await asyncio.wait({sending})
         line.give(line.held)
-        await stream.close_within(line.gone_s)
+        await stream.close_within(REQUEST_S)
 
 
 def _tell_strange(fault: MalformedError, observer: Observer) -> None:

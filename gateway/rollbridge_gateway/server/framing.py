@@ -43,7 +43,12 @@ PIECE_BYTES: Final = 64 << 10
 
 
 FIRST_S: Final = 10.0
-"""Seconds for a connection's first request, unless others have less: clients begin with it at once."""
+"""Seconds for a connection's first request: clients begin with it at once."""
+IDLE_S: Final = 600.0
+"""Seconds for a connection at rest, and for each piece of the answers that are not taken."""
+REQUEST_S: Final = 30.0
+"""Seconds for a login and for each piece of a request; while others wait for room, for a request, and for each piece of
+the answers."""
 
 
 class Closing(Enum):
@@ -61,20 +66,6 @@ class Closing(Enum):
     """Its client has not authenticated itself."""
     SESSION = "session"
     """Its client has not authenticated itself again before its session was over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of time, in seconds.
-
-    Attributes:
-        idle_s: For a connection at rest, and for each piece of the answers that are not taken.
-        request_s: For a login and for each piece of a request; while others wait for room, for a request, and for each
-            piece of the answers.
-    """
-
-    idle_s: float
-    request_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +96,9 @@ class Traffic:
 class Pace:
     """Last movements of a connection. Times are those of one clock that does not go back."""
 
-    __slots__ = ("_began_s", "_came", "_came_s", "_limits", "_request_s", "_taken", "_went_s")
+    __slots__ = ("_began_s", "_came", "_came_s", "_request_s", "_taken", "_went_s")
 
-    def __init__(self, limits: Limits, now_s: float) -> None:
-        """Begin with a connection that was just made."""
-        self._limits = limits
+    def __init__(self, now_s: float) -> None:
         self._began_s = self._came_s = self._went_s = self._request_s = now_s
         self._came = (0, 0)
         self._taken = 0
@@ -121,7 +110,7 @@ class Pace:
 
         ``requests_wait`` and ``answers_wait`` tell that there is no room for those of others.
         """
-        limits, came = self._limits, (seen.requests, seen.received)
+        came = (seen.requests, seen.received)
         if not seen.is_within or came[0] != self._came[0]:
             self._request_s = now_s
         if came != self._came or (seen.under_way and not seen.is_within):
@@ -129,17 +118,17 @@ class Pace:
         if seen.taken >= self._taken + PIECE_BYTES or (not seen.unsent and seen.held < PIECE_BYTES):
             self._taken, self._went_s = seen.taken, now_s
         is_mute = not seen.requests or (seen.requests == 1 and seen.is_within and not seen.received)
-        if is_mute and now_s - self._began_s >= (limits.request_s if requests_wait else min(FIRST_S, limits.request_s)):
+        if is_mute and now_s - self._began_s >= (REQUEST_S if requests_wait else FIRST_S):
             return Closing.MUTE
-        if seen.is_stranger and now_s - self._began_s >= limits.request_s:
+        if seen.is_stranger and now_s - self._began_s >= REQUEST_S:
             return Closing.LOGIN
-        if seen.is_within and now_s - (self._request_s if requests_wait else self._came_s) >= limits.request_s:
+        if seen.is_within and now_s - (self._request_s if requests_wait else self._came_s) >= REQUEST_S:
             return Closing.UNFINISHED
         if answers_wait or seen.unsent:
-            limit_s = limits.request_s if answers_wait else limits.idle_s
+            limit_s = REQUEST_S if answers_wait else IDLE_S
             if now_s - self._went_s >= limit_s:
                 return Closing.UNTAKEN
-        if not seen.is_within and not seen.under_way and now_s - self._came_s >= limits.idle_s:
+        if not seen.is_within and not seen.under_way and now_s - self._came_s >= IDLE_S:
             return Closing.IDLE
         return None
 

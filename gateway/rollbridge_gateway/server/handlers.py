@@ -219,7 +219,6 @@ class RequestHandler:
         self._transacting.leave()
 
     async def close(self) -> None:
-        """Close the connection to the broker."""
         if self._connecting is not None:
             with suppress(BrokerGoneError):
                 await (await self._connecting).close()

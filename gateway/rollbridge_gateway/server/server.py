@@ -100,7 +100,7 @@ ASKED_MAX: Final = 100_000
 HOMES_MAX: Final = 100
 """Most topics among which a place is searched that a client may write to."""
 WATCHES: Final = 4
-"""Checks of connections within the shortest limit of time."""
+"""Checks of connections within the time for a first request."""
 WRITERS: Final = 8
 """Threads that write what may take long: large or compressed batches, or for which there is no room at once."""
 _BACKLOG: Final = 512
@@ -373,14 +373,13 @@ class Server:
         self._clients.discard(task)
 
     async def _accept(self, broker: int | None, tls: ssl.SSLContext | None, stream: MessageStream) -> None:
-        pace = Pace(self.settings.limits, time.monotonic())
-        line = ClientConnection(stream, pace, self.answers, self.settings.request_s)
+        line = ClientConnection(stream, Pace(time.monotonic()), self.answers)
         try:
             connection = RequestHandler(self, broker, line)
             self._lines[line] = connection
             if tls is not None:
                 await stream.encrypt(tls, FIRST_S)
-            await serve(stream, connection, line, self.coming, self.room, self.settings.request_bytes_max, self)
+            await serve(stream, connection, line, self.coming, self.room, self)
         except asyncio.CancelledError:
             stream.close()
         except OSError as fault:
@@ -396,11 +395,9 @@ class Server:
         self.counts.note(_name_of(head.key), seconds)
 
     def received(self, size: int) -> None:
-        """Count the bytes of a request."""
         self.counts.received += size + LENGTH_BYTES
 
     def sent(self, size: int) -> None:
-        """Count the bytes of an answer."""
         self.counts.sent += size + LENGTH_BYTES
 
     def closed(self, fault: MalformedError | BrokerGoneError) -> None:
@@ -416,10 +413,8 @@ class Server:
 
     async def _keep_watching(self) -> None:
         """Close the connections whose clients keep others waiting."""
-        limits = self.settings.limits
-        interval_s = min(limits.idle_s, limits.request_s, FIRST_S) / WATCHES
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(FIRST_S / WATCHES)
             now_s = time.monotonic()
             requests_wait = self.room.is_crowded or self.coming.is_crowded
             if requests_wait:

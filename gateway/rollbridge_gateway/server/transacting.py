@@ -26,15 +26,15 @@ from rollbridge.errors import CorruptDataError, InvalidRequestError, RollbridgeE
 from rollbridge.kafka.records import Compression
 from rollbridge.stream.group_offsets import NO_EPOCH, is_too_large
 from rollbridge_gateway.producer import procedures
-from rollbridge_gateway.producer.ids import NotHeldError
+from rollbridge_gateway.producer.ids import IS_ELSEWHERE
 from rollbridge_gateway.producer.procedures import (
     TIMEOUT_UNBOUNDED,
     GroupCommit,
     IdState,
     Incoming,
-    NotDoneError,
     NothingWrittenError,
     OffsetToCommit,
+    RefusedError,
     StartedProducer,
     Written,
 )
@@ -134,7 +134,7 @@ PRODUCE_V2: Final = 12
 OFFSETS_V2: Final = 5
 END_V2: Final = 5
 _ACKS: Final = (-1, 0, 1)
-_ANSWERED: Final = (RollbridgeError, NotDoneError, TimeoutError)
+_ANSWERED: Final = (RollbridgeError, RefusedError, TimeoutError)
 _PRODUCED_OFFSET: Final = -1
 """Base offset in answers: the offset of a record is known at the commit."""
 
@@ -177,7 +177,7 @@ class Transacting:
         """Return Kafka's code of an error, and put it into the log."""
         code = code_of_error(error, head.key, head.version)
         self._server.count_refusal(head.key, code.name)
-        if isinstance(error, NotHeldError) and error.is_elsewhere:
+        if getattr(error, "code", "") == IS_ELSEWHERE:
             # Most clients ask for Metadata now, and continue to use open connections to a broker's old address.
             self._end()
         said = Api(head.key).name, transactional_id, head.version, code.name, error
@@ -217,7 +217,7 @@ class Transacting:
 
         def begin(held: IdState) -> Steps[T]:
             if self.has_left:
-                raise NotDoneError(
+                raise RefusedError(
                     KafkaFault.AWAY, "the client has closed its connection before this was begun; nothing was changed"
                 )
             return make(held)
