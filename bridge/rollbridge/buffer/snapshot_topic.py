@@ -26,7 +26,6 @@ from rollbridge.kafka.fetch_plan import FetchError
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.records import LogRecord
-from rollbridge.kafka.topics import PartitionLike
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 
@@ -229,15 +228,15 @@ class SnapshotReader:
     def of_all(self, streams: Sequence[StreamConfig]) -> Iterator[BufferSnapshot]:
         """Iterate over the snapshots of streams, whose buffers are asked for together."""
         buffers = {stream.name: list(_buffers(stream)) for stream in streams}
-        logs = {stream.group.commit_log_topic for stream in streams}
-        ends = self._admin.end_offsets([*chain.from_iterable(buffers.values()), *logs]) if streams else {}
+        logs = {(stream.group.commit_log_topic, 0) for stream in streams}
+        ends = self._admin.end([*chain.from_iterable(buffers.values()), *logs]) if streams else {}
         for stream in streams:
             yield from self._of(stream, buffers[stream.name], ends)
 
     def _of(
-        self, stream: StreamConfig, partitions: Sequence[Partition], ends: Mapping[PartitionLike, int]
+        self, stream: StreamConfig, partitions: Sequence[Partition], ends: Mapping[Partition, int]
     ) -> Iterator[BufferSnapshot]:
-        log = stream.group.commit_log_topic
+        log = stream.group.commit_log_topic, 0
         for partition in partitions:
             places = [(kind, key) for kind in self._indexes for key in index_keys(partition)]
             found = [self._indexes[kind].get(key) for kind, key in places]
@@ -295,7 +294,7 @@ class SnapshotReader:
         if not found:
             return []
         counts = {item.partition: _Ends(0 if item.snapshot is None else item.snapshot.position) for item in found}
-        first = self._admin.start_offsets(counts)
+        first = self._admin.first(counts)
         ranges = {}
         for item in found:
             start = max(first[item.partition], min(counts[item.partition].position, item.buffer_end - STRANGERS_LOOK))
@@ -312,7 +311,7 @@ class SnapshotReader:
     def _outcomes(self, topic: str, end: int) -> tuple[set[bytes], set[bytes]]:
         """Return the ids of the committed and of the aborted transactions in a commit log below an offset."""
         outcomes: dict[ControlKind | None, set[bytes]] = {kind: set() for kind in (*ControlKind, None)}
-        [start] = self._admin.start_offsets([topic]).values()
+        [start] = self._admin.first([topic]).values()
         for message in read_all(self._kafka, topic, start=start):
             if message.offset >= end:
                 break
@@ -322,7 +321,7 @@ class SnapshotReader:
     def _begun(self, partition: Partition) -> set[bytes]:
         """Return the ids of the transactions with a BEGIN frame in a buffer partition."""
         begun: set[bytes] = set()
-        [start] = self._admin.start_offsets([partition]).values()
+        [start] = self._admin.first([partition]).values()
         for message in read_all(self._kafka, *partition, start):
             transaction, kinds = _frames_of(message)
             if FrameKind.BEGIN in kinds:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from enum import Enum
 from math import inf
 from types import TracebackType
-from typing import Final, Self, TypedDict, assert_never
+from typing import Final, Self, assert_never
 
 from kio.schema.errors import ErrorCode
 
@@ -187,17 +187,6 @@ logger = logging.getLogger(__name__)
 
 _OF_ONE_TOPIC: Final = codes.AWAY | {ErrorCode.unknown_server_error}
 """Answers to Produce that leave the outcome unknown, but name one topic, or the batch sent to it, as the reason."""
-
-
-class AppenderTimeouts(TypedDict, total=False):
-    """Time-outs of a :class:`TransactionalAppender`, in milliseconds."""
-
-    transaction_timeout_ms: int
-    request_timeout_ms: int
-    retry_timeout_ms: int
-    unknown_topic_timeout_ms: int
-    topic_timeout_ms: Callable[[str], int] | None
-    locked_timeout_ms: int | None
 
 
 class TransactionalAppender:

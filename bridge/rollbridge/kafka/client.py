@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import partial
 from types import TracebackType
-from typing import Final, Protocol, Self, Unpack
+from typing import Final, Protocol, Self
 
 from rollbridge.errors import KafkaUnavailableError
-from rollbridge.kafka.appender import AppenderTimeouts, TransactionalAppender
-from rollbridge.kafka.fetch import FETCH_BYTES, LogReader
-from rollbridge.kafka.follower import IDLE_WAIT_MS, Follower
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.groups import GroupOffsetStore
-from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, MetadataCache
+from rollbridge.kafka.metadata import Cluster, Clusters, MetadataCache
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin
 
@@ -41,6 +41,10 @@ class KafkaClient:
         borrow: Lends connections to a thread; see :meth:`rollbridge.kafka.metadata.Clusters.borrow`.
         topics: Administration of topics.
         offsets: Offsets of partitions.
+        log: Makes a reader of partitions.
+        group: Makes what reads and writes the committed offsets of a consumer group.
+        follow: Makes a follower of partitions, with connections to their leaders of its own; the caller closes it.
+        appender: Makes an appender in native transactions; the caller closes it.
 
     Args:
         security: ``security.protocol``, ``ssl.*`` and ``sasl.*`` as for confluent-kafka.
@@ -71,7 +75,11 @@ class KafkaClient:
         self._clusters = Clusters(self._connect)
         self.borrow: Final = self._clusters.borrow
         self.topics: Final = TopicAdmin(self._clusters, timeout_s)
-        self.offsets: Final = LogOffsets(self._clusters, timeout_s)
+        self.offsets: Final[LogOffsets] = self.topics
+        self.log: Final = partial(LogReader, self._clusters)
+        self.group: Final = partial(GroupOffsetStore, self._clusters)
+        self.follow: Final = partial(Follower, self._clusters)
+        self.appender: Final = partial(TransactionalAppender, self._clusters)
 
     @classmethod
     def of(cls, settings: Address, *, client_id: str | None = None, timeout_s: float = 30.0) -> Self:
@@ -128,31 +136,3 @@ class KafkaClient:
     def cluster(self, *, connect_timeout_s: float = 10.0, request_timeout_s: float = 30.0) -> Cluster:
         """Return connections of the caller's own, for one thread at a time; it closes them."""
         return self._connect(connect_timeout_s=connect_timeout_s, request_timeout_s=request_timeout_s)
-
-    def log(self, *, retry_timeout_s: float = 30.0, unknown_topic_timeout_s: float = 5.0) -> LogReader:
-        """Return a reader of partitions."""
-        return LogReader(
-            self._clusters, retry_timeout_s=retry_timeout_s, unknown_topic_timeout_s=unknown_topic_timeout_s
-        )
-
-    def group(self, group_id: str) -> GroupOffsetStore:
-        """Return the committed offsets of a consumer group."""
-        return GroupOffsetStore(self._clusters, group_id)
-
-    def follow(
-        self,
-        isolation: Isolation,
-        *,
-        name: str,
-        wait_ms: int = IDLE_WAIT_MS,
-        max_bytes: int = FETCH_BYTES,
-        check_epochs: bool = False,
-    ) -> Follower:
-        """Return a follower of partitions, with connections to their leaders of its own; the caller closes it."""
-        return Follower(
-            self._clusters, isolation, name=name, wait_ms=wait_ms, max_bytes=max_bytes, check_epochs=check_epochs
-        )
-
-    def appender(self, transactional_id: str, **options: Unpack[AppenderTimeouts]) -> TransactionalAppender:
-        """Return an appender in native transactions; the caller closes it."""
-        return TransactionalAppender(self._clusters, transactional_id, **options)

@@ -152,8 +152,9 @@ def _unavailable(topic: str, message: str) -> KafkaUnavailableError:
 
 _NONE: Final = -1
 
-
-P = TypeVar("P", str, Partition)
+# A topic or, where it has several partitions, one of them; a bare name means partition 0.
+PartitionLike = str | Partition
+P = TypeVar("P", str, Partition, PartitionLike)
 
 
 class LogOffsets:
@@ -187,7 +188,9 @@ class LogOffsets:
         """Return the offset of the first record that was not deleted."""
         return self._ask(places, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset", timeout_s)
 
-    def end(self, places: Iterable[P], isolation: Isolation, *, timeout_s: float | None = None) -> dict[P, int]:
+    def end(
+        self, places: Iterable[P], isolation: Isolation = Isolation.READ_UNCOMMITTED, *, timeout_s: float | None = None
+    ) -> dict[P, int]:
         """Return the high watermark, or the last stable offset for ``READ_COMMITTED``."""
         return self._ask(places, LATEST, isolation, "read the end", timeout_s)
 
@@ -213,14 +216,15 @@ class LogOffsets:
     def _ask(
         self, places: Iterable[P], timestamp: int, isolation: Isolation, doing: str, timeout_s: float | None
     ) -> dict[P, int]:
-        keys = {_address(place): place for place in places}
+        keys = {address_of(place): place for place in places}
         deadline = Deadline(patience_s(self._timeout_s if timeout_s is None else timeout_s))
         with self._clusters.borrow(deadline) as cluster:
             found = list_offsets(cluster, keys, timestamp, isolation, doing, deadline)
         return {keys[partition]: offset for partition, offset in found.items()}
 
 
-def _address(place: str | Partition) -> Partition:
+def address_of(place: PartitionLike) -> Partition:
+    """Return the partition that is meant."""
     return (place, 0) if isinstance(place, str) else place
 
 
