@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from rollbridge.base.deadlines import Backoff, Deadline
 from rollbridge.base.logs import limited
 from rollbridge.buffer.frames import FrameKind, is_foreign, unpack_bundle, unpack_header
-from rollbridge.buffer.replay import BufferPlace, LookUp, Ongoing, OngoingTransactions, choose_ongoing, ongoing_keys
+from rollbridge.buffer.replay import BufferPlace, LookUp, OngoingTransactions, choose_ongoing, ongoing_keys
 from rollbridge.buffer.snapshots import Choice, SegmentCache, Snapshot, choose, index_keys, segment_of
 from rollbridge.commitlog.control import ControlKind, peek_kind
 from rollbridge.commitlog.outcomes import EndedIds, ended_key, parse_ended
@@ -241,17 +241,17 @@ class SnapshotReader:
             places = [(kind, key) for kind in self._indexes for key in index_keys(partition)]
             found = [self._indexes[kind].get(key) for kind, key in places]
             values = [None if item is None else item.value for item in found]
-            choice: Choice = choose(values, partition, stream.buffer_topic_id, ends[partition], ends[log])
-            used = choice.snapshot is not None
-            ongoing = Ongoing(None)
-            if choice.snapshot is not None:
+            choice = choose(values, partition, stream.buffer_topic_id, ends[partition], ends[log])
+            used = choice.record is not None
+            ongoing: Choice[OngoingTransactions] = Choice(None)
+            if choice.record is not None:
                 records = [self._indexes[places[choice.place][0]].get(key) for key in ongoing_keys(partition)]
-                ongoing = choose_ongoing([item and item.value for item in records], choice.snapshot)
+                ongoing = choose_ongoing([item and item.value for item in records], choice.record)
             yield BufferSnapshot(
                 stream=stream,
                 partition=partition,
                 format=places[choice.place][0] if used else NO_FORMAT,
-                snapshot=choice.snapshot,
+                snapshot=choice.record,
                 index_bytes=len(values[choice.place] or b"") if used else 0,
                 buffer_end=ends[partition],
                 ongoing=ongoing.record,
@@ -486,18 +486,18 @@ class BufferSnapshots:
         ]
         # The newest first: a large one takes a while to decode, and the others are not needed if it is usable.
         at.sort(key=lambda item: item[1].timestamp, reverse=True)
-        choice = Choice(None)
+        choice: Choice[Snapshot] = Choice(None)
         for some in (at[:1], at):
             values = [record.value for _, record in some]
             choice = choose(values, partition, stream.buffer_topic_id, end, log_end)
-            if choice.snapshot is not None:
+            if choice.record is not None:
                 break
         ongoing = None
-        if choice.snapshot is not None:
+        if choice.record is not None:
             records = self._found[at[choice.place][0]]
             kept = [records[key].value for key in ongoing_keys(partition) if key in records]
-            ongoing = choose_ongoing(kept, choice.snapshot).record
-        return BufferPlace(stream.buffer_topic_id, str(stream.name), choice.snapshot, ongoing, start, end)
+            ongoing = choose_ongoing(kept, choice.record).record
+        return BufferPlace(stream.buffer_topic_id, str(stream.name), choice.record, ongoing, start, end)
 
     def _look_back(self, topics: Iterable[str]) -> None:
         """Read the topics, in steps from their ends back, until little is left to be read of the buffer."""
