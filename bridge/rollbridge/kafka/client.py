@@ -133,6 +133,6 @@ class KafkaClient:
                 "the address right?"
             ) from fault
 
-    def cluster(self, *, connect_timeout_s: float = 10.0, request_timeout_s: float = 30.0) -> Cluster:
+    def cluster(self, *, request_timeout_s: float = 30.0) -> Cluster:
         """Return connections of the caller's own, for one thread at a time; it closes them."""
-        return self._connect(connect_timeout_s=connect_timeout_s, request_timeout_s=request_timeout_s)
+        return self._connect(request_timeout_s=request_timeout_s)

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple, TypeVar
 
 from kio.schema.create_topics.v7 import CreateTopicsRequest, CreateTopicsResponse
 from kio.schema.create_topics.v7.request import CreatableTopic, CreatableTopicConfig
@@ -38,13 +38,12 @@ from kio.schema.metadata.v12 import MetadataResponse
 from kio.schema.metadata.v12.response import MetadataResponseTopic
 from kio.schema.types import TopicName
 from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
-from kio.static.protocol import Payload
 
 from rollbridge.base.deadlines import Backoff, Deadline, Patience, patience_s
 from rollbridge.errors import ConflictError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import is_definite, refusal
-from rollbridge.kafka.metadata import Broker, Cluster, CodeError, LeaderQuestion, ask_leaders
+from rollbridge.kafka.metadata import Broker, Cluster, CodeError, LeaderQuestion, ask_leaders, of_partitions
 from rollbridge.kafka.offsets import LogOffsets, P, PartitionLike, address_of
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
 from rollbridge.stream.names import Partition
@@ -388,7 +387,7 @@ def ask_to_describe_configs(
     return answers, configs, own
 
 
-def delete_records_question(before: Mapping[Partition, int], deadline: Deadline) -> LeaderQuestion:
+def delete_records_question(before: Mapping[Partition, int], deadline: Deadline) -> LeaderQuestion[int]:
     """Return the question to delete records below given offsets; its answers are the new first offsets."""
 
     def request(places: list[Partition]) -> DeleteRecordsRequest:
@@ -401,13 +400,7 @@ def delete_records_question(before: Mapping[Partition, int], deadline: Deadline)
         )
         return DeleteRecordsRequest(topics=tuple(topics), timeout=_left(deadline))
 
-    def answers(answer: Payload) -> Iterable[tuple[Partition, ErrorCode, int]]:
-        for topic in cast(DeleteRecordsResponse, answer).topics:
-            for partition in topic.partitions:
-                place = str(topic.name), int(partition.partition_index)
-                yield place, partition.error_code, int(partition.low_watermark)
-
-    return LeaderQuestion(request, DeleteRecordsResponse, answers)
+    return LeaderQuestion(request, DeleteRecordsResponse, of_partitions(lambda item: int(item.low_watermark)))
 
 
 def _left(deadline: Deadline) -> i32Timedelta:
