@@ -43,6 +43,7 @@ from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.describe import DescribeTransactionsResponse, TransactionState
 from rollbridge.kafka.dispatch import (
+    IN_FLIGHT_MAX,
     LOOK_AGAIN_S,
     REQUEST_BYTES,
     BatchOwner,
@@ -139,7 +140,6 @@ class SessionSender(BatchOwner[AppendedBatch]):
         session: ProduceSession,
         producer: ProducerFields,
         *,
-        max_in_flight: int,
         request_timeout_ms: int,
         retry_timeout_ms: int,
         unknown_topic_timeout_ms: int,
@@ -147,7 +147,6 @@ class SessionSender(BatchOwner[AppendedBatch]):
         locked_timeout_s: float,
     ) -> None:
         self._session = session
-        self._max_in_flight = max_in_flight
         self._retry_timeout_s = cluster.bounded_s(retry_timeout_ms / 1000)
         self._unknown_topic_timeout_s = unknown_topic_timeout_ms / 1000
         self._topic_timeout_ms = topic_timeout_ms
@@ -160,7 +159,7 @@ class SessionSender(BatchOwner[AppendedBatch]):
             request_timeout_s=request_timeout_ms / 1000,
             # Until the transaction has begun at its coordinator, which may wait for the markers of the previous one,
             # further requests would only be refused along with the first.
-            in_flight_max=max_in_flight if session.joined else 1,
+            in_flight_max=IN_FLIGHT_MAX if session.joined else 1,
             dial=lambda node: session.connection(cluster, node),
             is_usable=lambda connection: connection.alive(),
         )
@@ -206,7 +205,7 @@ class SessionSender(BatchOwner[AppendedBatch]):
                 else:
                     taken += self._enqueue(item)
             self._pump()
-            is_full = is_empty or self._bytes > self._max_in_flight * REQUEST_BYTES
+            is_full = is_empty or self._bytes > IN_FLIGHT_MAX * REQUEST_BYTES
             if self._outstanding and is_full and not self._has_failed():
                 self._await_answer()
             if self._has_failed() or (is_empty and not self._outstanding):
@@ -281,7 +280,7 @@ class SessionSender(BatchOwner[AppendedBatch]):
         self._outstanding -= 1
         self._bytes -= len(batch.data)
         self._session.joined = True
-        self._dispatch.in_flight_max = self._max_in_flight
+        self._dispatch.in_flight_max = IN_FLIGHT_MAX
         self._failing_since.pop(queue.target, None)
         self._backoff.reset()
 
