@@ -16,12 +16,11 @@ from contextlib import contextmanager
 from enum import Enum
 from functools import partial
 from math import inf
-from types import TracebackType
-from typing import Final, Self, assert_never
+from typing import Final, assert_never
 
 from kio.schema.errors import ErrorCode
 
-from rollbridge.base.deadlines import Deadline
+from rollbridge.base.deadlines import Closing, Deadline
 from rollbridge.errors import ConfigError, FencedError, InvalidTransitionError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import (
@@ -140,7 +139,7 @@ _OF_ONE_TOPIC: Final = codes.AWAY | {ErrorCode.unknown_server_error}
 """Answers to Produce that leave the outcome unknown, but name one topic, or the batch sent to it, as the reason."""
 
 
-class TransactionalAppender:
+class TransactionalAppender(Closing):
     """Native transactions of one transactional id, one at a time. Not thread-safe.
 
     Take the id with :meth:`init`, then repeat: ``append()`` any number of times, ``commit()`` or ``abort()``. Several
@@ -210,14 +209,6 @@ class TransactionalAppender:
 
     def __repr__(self) -> str:
         return f"<TransactionalAppender {self.transactional_id}, {self._state.value}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def state(self) -> AppenderState:
