@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
@@ -189,8 +190,7 @@ class LogOffsets:
     def present(self, topics: Iterable[str]) -> list[str]:
         """Return those of the topics that exist and may be described, by what one broker knows at the moment."""
         wanted = list(topics)
-        deadline = Deadline(patience_s(self._timeout_s))
-        with self._clusters.borrow(deadline) as cluster:
+        with self._asking() as (cluster, _):
             cluster.expire(wanted)
             faults = cluster.learn(wanted)
         return [topic for topic in wanted if topic not in faults]
@@ -228,10 +228,16 @@ class LogOffsets:
         self, places: Iterable[P], timestamp: int, isolation: Isolation, doing: str, timeout_s: float | None
     ) -> dict[P, int]:
         keys = {address_of(place): place for place in places}
-        deadline = Deadline(patience_s(self._timeout_s if timeout_s is None else timeout_s))
-        with self._clusters.borrow(deadline) as cluster:
+        with self._asking(timeout_s) as (cluster, deadline):
             found = list_offsets(cluster, keys, timestamp, isolation, doing, deadline)
         return {keys[partition]: offset for partition, offset in found.items()}
+
+    @contextmanager
+    def _asking(self, timeout_s: float | None = None) -> Iterator[tuple[Cluster, Deadline]]:
+        """Lend a cluster until a deadline: the default one, or that of the caller if it has less."""
+        deadline = Deadline(patience_s(self._timeout_s if timeout_s is None else timeout_s))
+        with self._clusters.borrow(deadline) as cluster:
+            yield cluster, deadline
 
 
 def address_of(place: PartitionLike) -> Partition:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
@@ -39,7 +38,7 @@ from kio.schema.metadata.v12.response import MetadataResponseTopic
 from kio.schema.types import TopicName
 from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
 
-from rollbridge.base.deadlines import Backoff, Deadline, Patience, patience_s
+from rollbridge.base.deadlines import Backoff, Deadline, Patience
 from rollbridge.errors import ConflictError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import is_definite, refusal
@@ -438,8 +437,7 @@ class TopicAdmin(LogOffsets):
         Raises:
             UnsupportedBrokerError: The cluster has no transactions v2.
         """
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             found = view_cluster(cluster, deadline.left()).cluster_id
             cluster.require_transactions_v2()
             return found
@@ -456,8 +454,7 @@ class TopicAdmin(LogOffsets):
         wanted = {spec.name: spec for spec in specs}
         if not wanted:
             return frozenset()
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
 
             def ask(only_validate: bool) -> frozenset[str]:
                 return _until_answered(
@@ -491,8 +488,7 @@ class TopicAdmin(LogOffsets):
         if not doomed:
             return frozenset()
         names = {identity: name for name, identity in ids.items()}
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             missing = _until_answered(
                 doomed,
                 lambda items: ask_to_delete(cluster, items, deadline),
@@ -510,8 +506,7 @@ class TopicAdmin(LogOffsets):
 
     def list_topics(self) -> frozenset[str]:
         """Return the names of all topics that the caller may see."""
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             return view_topic_names(cluster, deadline.left())
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
@@ -525,8 +520,7 @@ class TopicAdmin(LogOffsets):
         out, except of topics that lack in-sync replicas, as far as they may be read.
         """
         wanted = sorted(set(names))
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             looks = view_each(cluster, wanted, deadline.left()) if wanted else {}
             described = {name: item for name, item in looks.items() if isinstance(item, TopicDescription)}
             short = {name: item for name, item in described.items() if item.in_sync < item.replication_factor}
@@ -535,14 +529,12 @@ class TopicAdmin(LogOffsets):
 
     def look(self, names: Iterable[str]) -> dict[str, TopicDescription]:
         """Describe the topics that exist, without their settings, for which the right to read them is enough."""
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             return _described(cluster, names, deadline)
 
     def describe(self, names: Iterable[str], *, with_operations: bool = False) -> dict[str, TopicDescription]:
         """Describe the topics that exist, with all their settings, defaults included."""
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             return self._describe(cluster, names, deadline, with_operations=with_operations)
 
     def _describe(
@@ -576,8 +568,7 @@ class TopicAdmin(LogOffsets):
         topics = [names] if isinstance(names, str) else sorted(set(names))
         if not topics or not config:
             return
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             _until_answered(
                 topics, lambda items: ask_to_configure(cluster, items, config), "configure topic {}", deadline
             )
@@ -610,9 +601,8 @@ class TopicAdmin(LogOffsets):
         keys = {address_of(partition): partition for partition in before}
         if not keys:
             return {}
-        deadline = self._deadline()
-        question = delete_records_question({place: before[key] for place, key in keys.items()}, deadline)
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
+            question = delete_records_question({place: before[key] for place, key in keys.items()}, deadline)
             first = ask_leaders(cluster, keys, question, "delete records", deadline)
         return {keys[place]: offset for place, offset in first.items()}
 
@@ -652,7 +642,7 @@ class TopicAdmin(LogOffsets):
             self.set_topic_config(names, settings)
             closed()
 
-        with self._cluster(Deadline(timeout_s)) as cluster:
+        with self._clusters.borrow(Deadline(timeout_s)) as cluster:
             sealer = Sealer(cluster, close, transactional_id=transactional_id, timeout_s=timeout_s)
             return {keys[place]: end for place, end in sealer.seal(keys, foreign_s).items()}
 
@@ -660,12 +650,6 @@ class TopicAdmin(LogOffsets):
         """Return the existing topics that are closed to writers, which is the first step of sealing."""
         described = self.describe(topics)
         return frozenset(name for name, topic in described.items() if SEALED.items() <= topic.config.items())
-
-    def _deadline(self) -> Deadline:
-        return Deadline(patience_s(self._timeout_s))
-
-    def _cluster(self, deadline: Deadline) -> AbstractContextManager[Cluster]:
-        return self._clusters.borrow(deadline)
 
     def _await_described(
         self, cluster: Cluster, wanted: Mapping[str, TopicSpec], deadline: Deadline
