@@ -1,4 +1,4 @@
-"""Decode and encode the broker's response to DescribeTransactions v0.
+"""Decode and encode the broker's response to DescribeTransactions v0. Pure.
 
 kio's own schema declares the start time as a point in time, and cannot read the -1 sent while no transaction is open.
 
