@@ -11,15 +11,7 @@ from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from hypothesis import strategies as st
 
 from rollbridge.base.avro import encode_long
-from rollbridge.kafka.records import (
-    DECOMPRESSED_BYTES_MAX,
-    HEADER_BYTES,
-    BatchBuilder,
-    Compression,
-    RawBatch,
-    crc32c,
-    stamped_header,
-)
+from rollbridge.kafka.records import DECOMPRESSED_BYTES_MAX, BatchBuilder, Compression, crc32c
 
 # timestamp, key, value, headers
 Input = tuple[int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
@@ -171,8 +163,3 @@ LIES: Final[Mapping[str, Lie]] = {
     "number behind a batch where some are missing": Lie(lambda n: record(n + 7), last=5),
 }
 """All claims that a batch makes, each of them wrong once."""
-
-
-def stamp(batch: RawBatch, **producer: Any) -> bytes:
-    """Return a copy of a batch as this producer's."""
-    return stamped_header(batch, **producer) + bytes(batch[HEADER_BYTES:])

@@ -13,7 +13,7 @@ from google_crc32c import value as crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.tests.batch_makers import Input, build, codecs, forged, inputs, record, runs, stamp
+from bridge.tests.batch_makers import Input, build, codecs, forged, inputs, record, runs
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import records as codec_module
 from rollbridge.kafka.columns import committed_columns, headers_of
@@ -36,6 +36,7 @@ from rollbridge.kafka.records import (
     rebatch,
     record_size_max,
     retimed,
+    stamp,
     validate_frame,
 )
 

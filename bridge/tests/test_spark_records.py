@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from bridge.tests.batch_makers import stamp
 from rollbridge.base.attribution import RECORD_HEADER, pack_record_header, unpack_record_header
 from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.base.sn import TRANSACTION_ID_HEADER, pack_transaction_id
@@ -23,7 +22,7 @@ from rollbridge.consumer.records import OWN_HEADERS
 from rollbridge.errors import ConfigError, InvalidRequestError
 from rollbridge.kafka.columns import committed_columns, parse
 from rollbridge.kafka.committed import AbortedSpan
-from rollbridge.kafka.records import BatchBuilder, Compression, read_records
+from rollbridge.kafka.records import BatchBuilder, Compression, read_records, stamp
 from rollbridge.spark.planning import Runs, SegmentPlace
 from rollbridge.spark.settings import COMMIT_POSITION, HEADERS, TRANSACTION, check_schema, schema_of
 from rollbridge.spark.source_task import TIMESTAMP_MS_MAX, record_batch

@@ -587,6 +587,20 @@ def retimed(batch: RawBatch, latest_ms: int) -> bytes:
     return bytes(copied)
 
 
+def stamp(
+    batch: RawBatch, *, producer_id: int, producer_epoch: int, base_sequence: int, transactional: bool = True
+) -> bytes:
+    """Return a copy of ``batch`` as this producer's; see :func:`stamped_header`."""
+    header = stamped_header(
+        batch,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        transactional=transactional,
+    )
+    return b"".join((header, memoryview(batch)[HEADER_BYTES:]))
+
+
 class ParsedRecord(Protocol):
     """Record as aiokafka's compiled reader returns it; see :class:`LogRecord`."""
 
