@@ -18,8 +18,8 @@ from rollbridge.base.deadlines import Deadline
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.clients import consumer_config
 from rollbridge.kafka.metadata import CoordinatorType, Isolation
+from rollbridge.kafka.offsets import PartitionLike
 from rollbridge.kafka.records import BatchBuilder, Compression
-from rollbridge.kafka.topics import PartitionLike
 
 # Of today: brokers delete what is older than a week by its own timestamp.
 TIMESTAMP = int(time.time() * 1000)
@@ -139,6 +139,6 @@ def await_settled(
     admin = KafkaClient(bootstrap_servers).topics
 
     def settled() -> bool:
-        return admin.end_offsets(places, Isolation.READ_COMMITTED) == admin.end_offsets(places)
+        return admin.end(places, Isolation.READ_COMMITTED) == admin.end(places)
 
     eventually(settled, f"no open transaction on {places}", timeout_s)

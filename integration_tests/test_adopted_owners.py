@@ -197,7 +197,7 @@ def test_what_kafka_itself_deletes_is_gone_for_everybody_and_nothing_else_is(tmp
 
             def is_deleted() -> bool:
                 native(site, "orders", [b"filler"])  # whatever is written rolls the file before it
-                return admin.start_offsets([place])[place] >= len(KEYS)
+                return admin.first([place])[place] >= len(KEYS)
 
             eventually(is_deleted, "Kafka deletes what is old")
             # What was open all the time is as old as its commit.

@@ -99,11 +99,11 @@ def test_many_topics_become_visible_together(
     topics = [f"{topic_prefix}-{n}" for n in range(60)]
     admin.create_topics(TopicSpec(name=name) for name in topics)
     appender.append((name, batch_of([name.encode()])) for name in topics)
-    assert set(admin.end_offsets(topics, Isolation.READ_COMMITTED).values()) == {0}
+    assert set(admin.end(topics, Isolation.READ_COMMITTED).values()) == {0}
     appender.commit()
     await_settled(servers, topics)
     # One record and one marker each.
-    assert set(admin.end_offsets(topics, Isolation.READ_COMMITTED).values()) == {2}
+    assert set(admin.end(topics, Isolation.READ_COMMITTED).values()) == {2}
     assert read_values(servers, topics[-1]) == [topics[-1].encode()]
 
 
@@ -126,7 +126,7 @@ def test_nothing_appended_is_committed_and_aborted_without_a_trace(
     appender.abort()
     appender.commit()
     assert appender.state is AppenderState.READY
-    assert admin.end_offsets([topic]) == {topic: 0}
+    assert admin.end([topic]) == {topic: 0}
 
 
 def test_batches_are_taken_lazily(appender: TransactionalAppender, admin: TopicAdmin, topic: str) -> None:
@@ -136,7 +136,7 @@ def test_batches_are_taken_lazily(appender: TransactionalAppender, admin: TopicA
     def batches() -> Iterator[tuple[str, bytes]]:
         for n in range(40):
             if n % 10 == 9:
-                ends.append(admin.end_offsets([topic])[topic])
+                ends.append(admin.end([topic])[topic])
             yield topic, batch_of([filler])
 
     appender.append(batches())

@@ -58,4 +58,4 @@ def test_a_leader_whose_clock_is_a_day_ahead_deletes_nothing_that_is_young(
 
 def _start(topics: TopicAdmin, stream: StreamName) -> int:
     topic = stream.segment_topic(SegmentId.of(0, 0))
-    return topics.start_offsets([topic])[topic]
+    return topics.first([topic])[topic]

@@ -118,7 +118,7 @@ def test_what_is_older_than_the_retention_goes_and_what_has_ended_stays_known(
 
         def start() -> int:
             commit(other, ledger, 1)  # marks are noted where the log has grown
-            return topics.start_offsets([log])[log]
+            return topics.first([log])[log]
 
         eventually(lambda: start() > 60, "the commit log is truncated")
     client.admin.update_group(scope, retention_time=None)  # or it would be cut while it is read below
@@ -152,7 +152,7 @@ def test_a_group_that_reads_the_log_is_waited_for(
     changed = cli.json("group", "update", scope, "--retention-time", "1s", "--retention-group", audit)
     assert changed["retention"] == {"time_ms": 1_000, "bytes": None, "groups": [audit]}
     commit(client, ledger, 20)
-    end = topics.end_offsets([log])[log]
+    end = topics.end([log])[log]
     before = client.admin.group(scope)
     assert before.retention is not None
 
@@ -163,14 +163,14 @@ def test_a_group_that_reads_the_log_is_waited_for(
         return 0 if node is None else node.value.count(b'"ms"')
 
     eventually(lambda: marks() > 3, "the log has grown older")
-    assert topics.start_offsets([log])[log] == 0
+    assert topics.first([log])[log] == 0
     consumer = Consumer({"bootstrap.servers": site.cluster.bootstrap_servers, "group.id": audit})
     consumer.commit(offsets=[TopicPartition(log, 0, end - 3)], asynchronous=False)
     consumer.close()
 
     def start() -> int:
         commit(client, ledger, 1)
-        return topics.start_offsets([log])[log]
+        return topics.first([log])[log]
 
     eventually(lambda: start() == end - 3, "it has read up to there")
     assert cli("group", "list").out.count(f"waits for 1 group: {audit}") == 1
@@ -204,7 +204,7 @@ def test_a_new_leader_without_the_list_reads_it_from_the_log(
 
     def start() -> int:
         commit(client, ledger, 1)
-        return topics.start_offsets([log])[log]
+        return topics.first([log])[log]
 
     eventually(lambda: start() > 40, "the commit log is truncated")
     site.stop_coordinator()
@@ -234,16 +234,16 @@ def test_who_has_missed_outcomes_that_are_truncated_asks_the_leader(
         eventually(lambda: len(client.admin.transactions(GroupName(scope))) == len(begun), "all have records")
         follower = absent._outcomes._follower
         follower.leave((log, 0))  # as if it stood still
-        missed = topics.end_offsets([log])[log]
+        missed = topics.end([log])[log]
         asked = begun["committed"].commit_async()
         client.admin.abort_transaction(begun["aborted"].id, group=GroupName(scope))
         eventually(lambda: client.outcome(begun["committed"].id).state == "committed", "it is committed")
         client.admin.update_group(scope, retention_time=SECOND)
-        end = topics.end_offsets([log])[log]
+        end = topics.end([log])[log]
 
         def start() -> int:
             commit(client, ledger, 1)
-            return topics.start_offsets([log])[log]
+            return topics.first([log])[log]
 
         eventually(lambda: start() > end, "the outcomes are truncated")
         assert not asked.done()
@@ -278,15 +278,15 @@ def test_a_preview_shows_nothing_that_has_ended_although_the_log_does_not_say_so
     still_open.flush()
     commit(client, ledger, 5)
     client.admin.update_group(scope, retention_time=SECOND)
-    old = topics.end_offsets([log])[log]
+    old = topics.end([log])[log]
     with site.connect("another") as other:
 
         def start() -> int:
             commit(other, ledger, 1)
-            return topics.start_offsets([log])[log]
+            return topics.first([log])[log]
 
         eventually(lambda: start() > old, "the commit log is truncated")
-        assert topics.start_offsets([buffer])[buffer] == 0, "frames of what has ended are still there"
+        assert topics.first([buffer])[buffer] == 0, "frames of what has ended are still there"
         assert previewed(client, ledger) == [b"open"]
         site.stop_coordinator()
         indexes = snapshot_indexes_topic(scope)
@@ -322,7 +322,7 @@ def test_many_weeks_leave_what_one_does(site: Site, client: rollbridge.Bridge, l
         )
         commit(client, ledger, 10)
         late.commit()
-        starts, ends = (look([log, buffer]) for look in (topics.start_offsets, topics.end_offsets))
+        starts, ends = (look([log, buffer]) for look in (topics.first, topics.end))
         with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
             nodes = list(_nodes(session, "/"))
         return {
@@ -338,7 +338,7 @@ def test_many_weeks_leave_what_one_does(site: Site, client: rollbridge.Bridge, l
     for what in seen[0]:
         before, last = max(item[what] for item in seen[8:20]), min(item[what] for item in seen[-10:])
         assert last <= before, f"{what} grow: {[item[what] for item in seen]}"
-    assert topics.start_offsets([log])[log] > 200
+    assert topics.first([log])[log] > 200
     assert client.admin.history(ledger).first > 40
 
 
@@ -381,7 +381,7 @@ def test_the_next_leader_knows_what_has_ended_wherever_the_one_that_truncates_di
 
         def is_truncated() -> bool:
             commit(client, stream, 1)
-            return topics.start_offsets([log_of(stream)])[log_of(stream)] > 40
+            return topics.first([log_of(stream)])[log_of(stream)] > 40
 
         eventually(is_truncated, "the commit log is truncated")
         eventually(lambda: commit(client, stream, 1) and relay.deaths == 1, f"a leader dies at {point}")

@@ -278,7 +278,7 @@ def test_a_partition_that_was_added_is_not_closed_unnoticed(
     """Whoever seals has asked for the topic's ends before, and so knows its leaders."""
     admin.create_topics([TopicSpec(name=topic_prefix, partitions=2)])
     places = [(topic_prefix, 0), (topic_prefix, 1)]
-    assert set(admin.end_offsets(places)) == set(places)
+    assert set(admin.end(places)) == set(places)
     grown = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     grown.create_partitions([NewPartitions(topic_prefix, 3)])[topic_prefix].result(PATIENCE_S)
     with pytest.raises(InvalidRequestError, match="more than the 2 partitions"):

@@ -59,7 +59,7 @@ class Place:
         self.admin.create_topics([TopicSpec(name=topic, partitions=described.partitions, config=own)])
 
     def empty(self, topic: str) -> None:
-        self.admin.delete_records(self.admin.end_offsets([(topic, 0)]))
+        self.admin.delete_records(self.admin.end([(topic, 0)]))
 
     def garbage(self, topic: str) -> None:
         """Write what is no frame, and no record of ours."""

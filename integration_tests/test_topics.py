@@ -144,8 +144,8 @@ def test_ends_and_truncation(
     admin.create_topics([TopicSpec(name=topic_prefix, partitions=2)])
     appender.append([(topic_prefix, 1, batch_of([b"a", b"b", b"c"]))])
     places: list[str | tuple[str, int]] = [topic_prefix, (topic_prefix, 1)]
-    assert admin.end_offsets(places) == {topic_prefix: 0, (topic_prefix, 1): 3}
-    assert admin.end_offsets(places, Isolation.READ_COMMITTED) == {topic_prefix: 0, (topic_prefix, 1): 0}
+    assert admin.end(places) == {topic_prefix: 0, (topic_prefix, 1): 3}
+    assert admin.end(places, Isolation.READ_COMMITTED) == {topic_prefix: 0, (topic_prefix, 1): 0}
     appender.commit()
     assert admin.delete_records({(topic_prefix, 1): 2}) == {(topic_prefix, 1): 2}
     # Deleting less than has been deleted changes nothing.
@@ -153,10 +153,10 @@ def test_ends_and_truncation(
     with pytest.raises(InvalidRequestError):
         admin.delete_records({(topic_prefix, 1): 1_000})
     with pytest.raises(NotFoundError):
-        admin.end_offsets([f"{topic_prefix}-missing"])
+        admin.end([f"{topic_prefix}-missing"])
     with pytest.raises(NotFoundError):
         admin.delete_records({f"{topic_prefix}-missing": 0})
-    assert admin.end_offsets([]) == {}
+    assert admin.end([]) == {}
     assert admin.delete_records({}) == {}
     assert read_values(cluster.bootstrap_servers, topic_prefix, partition=1, first=2) == [b"c"]
 

@@ -88,12 +88,12 @@ def test_a_buffer_is_truncated_up_to_what_is_open_and_a_new_leader_goes_on_there
     buffer = StreamName.parse(ledger).buffer_topic()
 
     def start() -> int:
-        return topics.start_offsets([buffer])[buffer]
+        return topics.first([buffer])[buffer]
 
     for number in range(5):
         with client.transaction(ledger) as txn:
             txn.write(ledger, key=b"k", value=b"%d" % number)
-    eventually(lambda: start() == topics.end_offsets([buffer])[buffer], "an idle buffer is empty")
+    eventually(lambda: start() == topics.end([buffer])[buffer], "an idle buffer is empty")
     settled = start()
     assert settled > 0
     still_open = client.begin(ledger)
@@ -111,7 +111,7 @@ def test_a_buffer_is_truncated_up_to_what_is_open_and_a_new_leader_goes_on_there
     assert start() == settled, "what is open is kept, whatever comes after it"
     still_open.commit()
     assert values(client, ledger) == [*(b"%d" % number for number in range(9)), b"kept"]
-    eventually(lambda: start() == topics.end_offsets([buffer])[buffer], "it is truncated once nothing is open")
+    eventually(lambda: start() == topics.end([buffer])[buffer], "it is truncated once nothing is open")
 
 
 def test_a_stream_is_truncated_along_the_lineage_of_its_keys(
@@ -311,7 +311,7 @@ def test_retention_by_time_and_by_size(client: rollbridge.Bridge, scope: str, to
 
     def old_is_gone() -> bool:
         write(client, by_size, [b"%0500d" % next(numbers)])
-        return topics.start_offsets([segment])[segment] > 0
+        return topics.first([segment])[segment] > 0
 
     eventually(old_is_gone, "what is beyond the limit is deleted")
     client.admin.update_stream(by_size, retention_bytes=None)

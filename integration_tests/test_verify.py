@@ -290,7 +290,7 @@ def test_what_is_deleted_in_the_midst_of_the_reading_is_no_finding(
     buffers = [(config.buffer_topic, number) for number in range(config.buffer_partitions)]
     places = {"buffers": buffers, "commit log": [(scene.log, 0)], "segments": [(scene.topic, 0)]}[reading]
     with closing(KafkaClient(scene.site.cluster.bootstrap_servers).topics) as admin:
-        admin.delete_records(admin.end_offsets(buffers))  # so that what follows is read first
+        admin.delete_records(admin.end(buffers))  # so that what follows is read first
         txn = scene.client.begin(scene.stream)
         for number in range(4):
             txn.write(scene.stream, key=b"k", value=b"%d" % number)
@@ -299,7 +299,7 @@ def test_what_is_deleted_in_the_midst_of_the_reading_is_no_finding(
         with scene.client.transaction(scene.stream) as last:
             last.write(scene.stream, key=b"k", value=b"last")
         scene.site.stop_coordinator()
-        ends = admin.end_offsets(places)
+        ends = admin.end(places)
         found = scene.verify_while(lambda: admin.delete_records({at: max(ends[at] - 2, 0) for at in places}), reading)
     assert found.findings.named == []
     tally = found.tally

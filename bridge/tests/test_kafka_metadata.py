@@ -452,7 +452,6 @@ def test_a_transaction_whose_connection_was_lost_sends_nothing_more_whoever_lead
         Cluster("127.0.0.1:1"),
         session,
         ProducerFields("id", 1, 0),
-        max_in_flight=5,
         retry_timeout_ms=1_000,
         unknown_topic_timeout_ms=1_000,
         topic_timeout_ms=lambda _: 1_000,

@@ -74,7 +74,7 @@ PURE: Final[Mapping[str, frozenset[str]]] = {
 PURE_FILES: Final = {
     *("errors", "base.arguments", "base.attribution", "base.avro", "base.effects", "base.errors"),
     *("base.ids", "base.mapper", "base.metrics", "base.options", "base.sn", "base.text", "cas.shared_state"),
-    *("kafka.records", "kafka.committed", "kafka.queues", "kafka.record_limits", "writer.segments"),
+    *("kafka.records", "kafka.committed", "kafka.describe", "kafka.queues", "kafka.record_limits", "writer.segments"),
 }
 PURE_PAGE: Final = {"daemon.succession", "page.admission", "page.documents", "page.overview"}
 """Pure files of other rooms."""

@@ -138,8 +138,8 @@ def test_a_snapshot_that_contradicts_itself_is_refused(change: dict[str, int]) -
 
 def test_the_newest_usable_snapshot_is_chosen_and_the_others_are_complained_of() -> None:
     newest = choose([snapshot(generation=4).encode(), None, snapshot(generation=5).encode()], PARTITION, "id", 100, 7)
-    assert newest.snapshot is not None
-    assert (newest.snapshot.generation, newest.faults) == (5, {})
+    assert newest.record is not None
+    assert (newest.record.generation, newest.faults) == (5, {})
     later = choose([snapshot().encode(), snapshot(generation=1, controller_epoch=9).encode()], PARTITION, "id", 100, 7)
     assert (later.place, later.faults) == (1, {})
     values = [
@@ -150,10 +150,10 @@ def test_the_newest_usable_snapshot_is_chosen_and_the_others_are_complained_of()
         snapshot(generation=3).encode(),
     ]
     choice = choose(values, PARTITION, "id", 100, 7)
-    assert choice.snapshot is not None
-    assert choice.snapshot.generation == 3
+    assert choice.record is not None
+    assert choice.record.generation == 3
     assert list(choice.faults) == [0, 1, 2, 3]
-    assert choose(values[:4], PARTITION, "id", 100, 7).snapshot is None
+    assert choose(values[:4], PARTITION, "id", 100, 7).record is None
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,7 @@ def test_snapshots_of_a_newer_release_are_passed_over_and_named() -> None:
     newer = b"\2" + first("snapshots", where="snapshot_indexes")[1:]
     today = READERS["snapshot_indexes"](first("snapshots", where="snapshot_indexes"))
     choice = choose([newer], today.partition, today.topic_id, 1 << 40, 1 << 40)  # type: ignore[union-attr]
-    assert choice.snapshot is None
+    assert choice.record is None
     assert "has version 2" in choice.faults[0]
 
 

@@ -74,10 +74,10 @@ class Previewer:
             topic_id = self.config.buffer_topic_id
             choice = choose(values, partition, topic_id, len(log.entries), len(self.log.entries))
             ongoing = None
-            if choice.snapshot is not None:
+            if choice.record is not None:
                 kept = rows[at[choice.place][0]]
-                ongoing = choose_ongoing([kept.get(key) for key in ongoing_keys(partition)], choice.snapshot).record
-            place = BufferPlace(topic_id, self.name, choice.snapshot, ongoing, log.start, len(log.entries))
+                ongoing = choose_ongoing([kept.get(key) for key in ongoing_keys(partition)], choice.record).record
+            place = BufferPlace(topic_id, self.name, choice.record, ongoing, log.start, len(log.entries))
             if self.defect == "deaf" and place.snapshot is not None:
                 deaf = replace(place.snapshot, commit_log_position=len(self.log.entries))
                 place = replace(place, snapshot=deaf, ongoing=None)

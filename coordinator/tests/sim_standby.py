@@ -79,11 +79,11 @@ class Standby:
                 values = [rows.get(key) for rows in indexes for key in index_keys(partition)]
                 choice = choose(values, partition, config.buffer_topic_id, end, log_end)
                 ongoing = None
-                if choice.snapshot is not None:
+                if choice.record is not None:
                     rows = indexes[choice.place // 2]
-                    ongoing = choose_ongoing([rows.get(key) for key in ongoing_keys(partition)], choice.snapshot).record
+                    ongoing = choose_ongoing([rows.get(key) for key in ongoing_keys(partition)], choice.record).record
                 places[partition] = BufferPlace(
-                    config.buffer_topic_id, str(name), choice.snapshot, ongoing, log.start, end
+                    config.buffer_topic_id, str(name), choice.record, ongoing, log.start, end
                 )
         start = max(log_start(places, log_end, AGAIN), self.world.topics[self.name.commit_log_topic].start)
         if self.tail is None or not self.tail.trim(places, start):

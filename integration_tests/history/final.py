@@ -48,7 +48,7 @@ def stream_states(
 def starts(bootstrap_servers: str, state: StreamState) -> dict[SegmentId, int]:
     """Where the segments that are left of a stream begin."""
     with closing(KafkaClient(bootstrap_servers).topics) as admin:
-        found = admin.start_offsets([state.places[segment] for segment in state.rows])
+        found = admin.first([state.places[segment] for segment in state.rows])
     return {segment: found[state.places[segment]] for segment in state.rows}
 
 

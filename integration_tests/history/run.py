@@ -250,9 +250,9 @@ class Run(Trial):
         """The commit log, most of which has been truncated; the historian has read it all."""
         place = GROUP.commit_log_topic
         with closing(KafkaClient(self._cluster.bootstrap_servers).topics) as admin:
-            [end] = admin.end_offsets([place]).values()
+            [end] = admin.end([place]).values()
             eventually(lambda: historian.next >= end or bool(historian.gaps), "the historian comes to the end", HEAL_S)
-            [first] = admin.start_offsets([place]).values()
+            [first] = admin.first([place]).values()
         log = historian.end()
         assert not historian.gaps, historian.gaps
         self.report.answers["offsets of the commit log truncated"] = first

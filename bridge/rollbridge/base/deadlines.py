@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from itertools import islice
 from math import isnan
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from rollbridge.errors import InvalidRequestError, RollbridgeError
 
@@ -234,6 +234,22 @@ class BackgroundCall(Generic[T]):
         except Exception as fault:
             self._outcome = None, fault
         then()
+
+
+class Closing(ABC):
+    """Context that closes what is entered at its end."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it."""
 
 
 # Futures

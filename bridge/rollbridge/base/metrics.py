@@ -298,81 +298,67 @@ class ClientMetrics:
     conditional_writes: Mapping[WriteEnd, int] = field(default_factory=dict)
 
 
-def _family(name: str, kind: FamilyKind, about: str, advice: str = "", label: str = "") -> Family:
+def _total(name: str, about: str, advice: str = "", label: str = "") -> Family:
+    return _family(f"{name}_total", about, advice, label, FamilyKind.COUNTER)
+
+
+def _family(name: str, about: str, advice: str, label: str, kind: FamilyKind) -> Family:
     labels = ("client", label) if label else ("client",)
     return Family(f"{PREFIX}_client_{name}", kind, about, labels, advice)
 
 
-_COUNTER: Final = FamilyKind.COUNTER
-BEGUN: Final = _family("transactions_begun_total", _COUNTER, "Transactions begun by the connection.")
-COMMITTED: Final = _family("transactions_committed_total", _COUNTER, "Transactions whose commit is known.")
-UNFINISHED: Final = _family(
-    "transactions_unfinished_total",
-    _COUNTER,
-    "Transactions that have ended otherwise, as far as the connection is concerned.",
-    "the error of the call says more; `unknown`: ask with `b.outcome(ID)`",
-    "reason",
-)
-LATENCY: Final = _family(
-    "commit_latency_seconds",
-    FamilyKind.HISTOGRAM,
-    "Time from asking for a commit to the known outcome.",
-    "compare with the leader's `rollbridge_commit_latency_seconds`",
-)
-RECORDS: Final = _family("committed_records_total", _COUNTER, "Records of committed transactions.")
-BYTES: Final = _family("committed_bytes_total", _COUNTER, "Bytes of frames that the connection wrote for them.")
-FRAMES: Final = _family("sent_frames_total", _COUNTER, "Messages to buffers that brokers have acknowledged.")
-FRAME_BYTES: Final = _family("sent_frame_bytes_total", _COUNTER, "Bytes of the batches of these messages.")
-RETRIED: Final = _family(
-    "retried_batches_total", _COUNTER, "Batches that were sent again.", "brokers were away, or partitions have moved"
-)
-WAITS: Final = _family(
-    "backpressure_waits_total",
-    _COUNTER,
-    "Times that a writer had to wait for room.",
-    "brokers take less than is written: raise `buffer_bytes`, or write less",
-)
-WAITED: Final = _family("backpressure_waited_seconds_total", _COUNTER, "Time that writers have waited for room.")
-WAITING: Final = _family("waiting_bytes", FamilyKind.GAUGE, "Bytes that wait for brokers.")
-PLAIN_RECORDS: Final = _family("plain_records_total", _COUNTER, "Records that plain writers have written.")
-PLAIN_BYTES: Final = _family("plain_bytes_total", _COUNTER, "Bytes of the batches of these records.")
-PLAIN_FAILED: Final = _family(
-    "plain_failed_records_total", _COUNTER, "Records that plain writers gave up.", "their futures say why"
-)
-CONDITIONAL: Final = _family(
-    "conditional_writes_total",
-    _COUNTER,
-    "Conditional writes, by their ends.",
-    "many `refused`: several write under one condition",
-    "result",
-)
-FAMILIES: Final = (
-    BEGUN, COMMITTED, UNFINISHED, LATENCY, RECORDS, BYTES, FRAMES, FRAME_BYTES, RETRIED, WAITS, WAITED, WAITING,
-    PLAIN_RECORDS, PLAIN_BYTES, PLAIN_FAILED, CONDITIONAL,
-)  # fmt: skip
+_OF_METRICS: Final = {
+    "transactions_begun": _total("transactions_begun", "Transactions begun by the connection."),
+    "transactions_committed": _total("transactions_committed", "Transactions whose commit is known."),
+    "transactions_unfinished": _total(
+        "transactions_unfinished",
+        "Transactions that have ended otherwise, as far as the connection is concerned.",
+        "the error of the call says more; `unknown`: ask with `b.outcome(ID)`",
+        "reason",
+    ),
+    "commit_latency": _family(
+        "commit_latency_seconds",
+        "Time from asking for a commit to the known outcome.",
+        "compare with the leader's `rollbridge_commit_latency_seconds`",
+        "",
+        FamilyKind.HISTOGRAM,
+    ),
+    "records_committed": _total("committed_records", "Records of committed transactions."),
+    "bytes_committed": _total("committed_bytes", "Bytes of frames that the connection wrote for them."),
+    "frames_sent": _total("sent_frames", "Messages to buffers that brokers have acknowledged."),
+    "frame_bytes_sent": _total("sent_frame_bytes", "Bytes of the batches of these messages."),
+    "batches_retried": _total(
+        "retried_batches", "Batches that were sent again.", "brokers were away, or partitions have moved"
+    ),
+    "backpressure_waits": _total(
+        "backpressure_waits",
+        "Times that a writer had to wait for room.",
+        "brokers take less than is written: raise `buffer_bytes`, or write less",
+    ),
+    "backpressure_waited_s": _total("backpressure_waited_seconds", "Time that writers have waited for room."),
+    "bytes_waiting": _family("waiting_bytes", "Bytes that wait for brokers.", "", "", FamilyKind.GAUGE),
+    "plain_records_written": _total("plain_records", "Records that plain writers have written."),
+    "plain_bytes_written": _total("plain_bytes", "Bytes of the batches of these records."),
+    "plain_records_failed": _total(
+        "plain_failed_records", "Records that plain writers gave up.", "their futures say why"
+    ),
+    "conditional_writes": _total(
+        "conditional_writes",
+        "Conditional writes, by their ends.",
+        "many `refused`: several write under one condition",
+        "result",
+    ),
+}
+FAMILIES: Final = tuple(_OF_METRICS.values())
 """All that a connection tells, each with the label ``client``."""
 
 
 def client_samples(client: str, metrics: ClientMetrics) -> Iterator[Sample]:
     """Return what a connection tells as samples of :data:`FAMILIES`."""
-    for family, value in (
-        (BEGUN, metrics.transactions_begun),
-        (COMMITTED, metrics.transactions_committed),
-        (LATENCY, metrics.commit_latency),
-        (RECORDS, metrics.records_committed),
-        (BYTES, metrics.bytes_committed),
-        (FRAMES, metrics.frames_sent),
-        (FRAME_BYTES, metrics.frame_bytes_sent),
-        (RETRIED, metrics.batches_retried),
-        (WAITS, metrics.backpressure_waits),
-        (WAITED, metrics.backpressure_waited_s),
-        (WAITING, metrics.bytes_waiting),
-        (PLAIN_RECORDS, metrics.plain_records_written),
-        (PLAIN_BYTES, metrics.plain_bytes_written),
-        (PLAIN_FAILED, metrics.plain_records_failed),
-    ):
-        yield Sample(family, (client,), value)
-    for how, times in metrics.transactions_unfinished.items():
-        yield Sample(UNFINISHED, (client, how), times)
-    for end, times in metrics.conditional_writes.items():
-        yield Sample(CONDITIONAL, (client, end), times)
+    for name, family in _OF_METRICS.items():
+        value = getattr(metrics, name)
+        if isinstance(value, Mapping):
+            for label, times in value.items():
+                yield Sample(family, (client, label), times)
+        else:
+            yield Sample(family, (client,), value)

@@ -20,7 +20,7 @@ from rollbridge.base.sn import LONG_MAX
 from rollbridge.buffer.fold import BufferFold, BufferLimits
 from rollbridge.buffer.frames import unpack_header
 from rollbridge.buffer.replay import BufferPlaces, LookUp, OngoingTransactions, log_start, look_up
-from rollbridge.buffer.snapshots import SnapshotAborts
+from rollbridge.buffer.snapshots import AbortedTransactions
 from rollbridge.buffer.state import BufferedTransaction, FrameRef, HeldFrames
 from rollbridge.buffer.table import State
 from rollbridge.commitlog.control import ControlKind
@@ -205,7 +205,9 @@ class PreviewStart:
         begins = [log_start(self._known, log_end, 0)] + ([] if log_begin is None else [log_begin])
         self.log_begin: Final = min(begins)
         self._aborted = {
-            item: SnapshotAborts(place.snapshot) for item, place in self._known.items() if place.snapshot is not None
+            item: AbortedTransactions.of(place.snapshot)
+            for item, place in self._known.items()
+            if place.snapshot is not None
         }
         self._ended: dict[bytes, None] = {}
         self._begun: set[bytes] = set()

@@ -12,14 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import Annotated, Final, Protocol
+from typing import Annotated, Final
 
 from rollbridge.base.ids import COUNT_MAX, OWNER_PART
 from rollbridge.base.mapper import Mapper, StoredAs, seal, unseal
 from rollbridge.buffer import joins
 from rollbridge.buffer.frames import BeginFrame, PieceKey
 from rollbridge.buffer.savepoints import HeldSavepoint, StoredSavepoint
-from rollbridge.buffer.snapshots import Age, SegmentIndex, Snapshot, age_of, decode_all, partition_name
+from rollbridge.buffer.snapshots import (
+    AbortedTransactions,
+    Age,
+    Choice,
+    SegmentIndex,
+    Snapshot,
+    age_of,
+    decode_all,
+    partition_name,
+)
 from rollbridge.buffer.state import BufferedTransaction, FrameRef, HeldFrames
 from rollbridge.stream.names import Partition, StreamName
 from rollbridge_schemas import Datum
@@ -228,15 +237,6 @@ class OngoingTransactions:
 _RECORD: Final = Mapper(OngoingTransactions, "ongoing_transactions")
 
 
-@dataclass(frozen=True, slots=True)
-class Ongoing:
-    """Which record of a partition is used, its place, and what is wrong with those that cannot be, by theirs."""
-
-    record: OngoingTransactions | None
-    place: int = -1
-    faults: Mapping[int, str] = field(default_factory=dict)
-
-
 def ongoing_keys(partition: Partition) -> tuple[bytes, bytes]:
     """Return the two Kafka keys of a partition's records, which take turns."""
     name = ongoing_name(partition)
@@ -262,7 +262,7 @@ def decode_ongoing(value: bytes | None) -> OngoingTransactions:
     return unseal(_RECORD, value)
 
 
-def choose_ongoing(found: Iterable[bytes | None], snapshot: Snapshot) -> Ongoing:
+def choose_ongoing(found: Iterable[bytes | None], snapshot: Snapshot) -> Choice[OngoingTransactions]:
     """Return the record of a snapshot's partition that spares most reading; None if none spares any.
 
     One that was written after the snapshot is not used: the snapshot does not list what was aborted in between, and
@@ -284,7 +284,7 @@ def choose_ongoing(found: Iterable[bytes | None], snapshot: Snapshot) -> Ongoing
             and (best is None or record.replay_position > best.replay_position)
         ):
             best, used = record, place
-    return Ongoing(best, used, faults)
+    return Choice(best, used, faults)
 
 
 # Start of the reading of a transaction buffer: the part that snapshots spare, and the look-ups in them.
@@ -347,16 +347,6 @@ def log_start(places: BufferPlaces, log_end: int, again: int) -> int:
 # Look-up of aborted transactions
 
 
-class Aborted(Protocol):
-    """Aborted transactions of one buffer partition: ids at hand, and which sealed segments can know others."""
-
-    def lists(self, transaction: bytes) -> bool:
-        """Return True if the unsealed snapshot lists a transaction."""
-
-    def candidates(self, transaction: bytes, position: int | None = None) -> list[SegmentIndex]:
-        """Return sealed segments that may list a transaction that has a frame at ``position``, if given."""
-
-
 @dataclass(slots=True)
 class LookUp:
     """Answers known at once of transactions that seem open, and the segments to load for the others.
@@ -370,7 +360,7 @@ class LookUp:
     segments: dict[Partition, dict[SegmentIndex, list[bytes]]] = field(default_factory=dict)
 
 
-def look_up(aborted: Mapping[Partition, Aborted], transactions: Iterable[BufferedTransaction]) -> LookUp:
+def look_up(aborted: Mapping[Partition, AbortedTransactions], transactions: Iterable[BufferedTransaction]) -> LookUp:
     """Return where to search for open transactions that may have been aborted before they were folded.
 
     A BEGIN frame in another stream's buffer can come that late, and the commit log is not read so far back.
@@ -382,7 +372,7 @@ def look_up(aborted: Mapping[Partition, Aborted], transactions: Iterable[Buffere
             known = aborted.get(partition)
             if known is None:
                 continue
-            if known.lists(transaction.id):
+            if transaction.id in known.unsealed:
                 found.aborted.add(transaction.id)
                 break
             asked += [(partition, index) for index in known.candidates(transaction.id, offset)]

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple
 from rollbridge.base.deadlines import Backoff, Deadline
 from rollbridge.base.logs import limited
 from rollbridge.buffer.frames import FrameKind, is_foreign, unpack_bundle, unpack_header
-from rollbridge.buffer.replay import BufferPlace, LookUp, Ongoing, OngoingTransactions, choose_ongoing, ongoing_keys
+from rollbridge.buffer.replay import BufferPlace, LookUp, OngoingTransactions, choose_ongoing, ongoing_keys
 from rollbridge.buffer.snapshots import Choice, SegmentCache, Snapshot, choose, index_keys, segment_of
 from rollbridge.commitlog.control import ControlKind, peek_kind
 from rollbridge.commitlog.outcomes import EndedIds, ended_key, parse_ended
@@ -26,7 +26,6 @@ from rollbridge.kafka.fetch_plan import FetchError
 from rollbridge.kafka.follower import Follower, read_up_to
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.records import LogRecord
-from rollbridge.kafka.topics import PartitionLike
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.names import Partition, snapshot_indexes_topic, snapshot_segments_topic, snapshot_topic
 
@@ -229,30 +228,30 @@ class SnapshotReader:
     def of_all(self, streams: Sequence[StreamConfig]) -> Iterator[BufferSnapshot]:
         """Iterate over the snapshots of streams, whose buffers are asked for together."""
         buffers = {stream.name: list(_buffers(stream)) for stream in streams}
-        logs = {stream.group.commit_log_topic for stream in streams}
-        ends = self._admin.end_offsets([*chain.from_iterable(buffers.values()), *logs]) if streams else {}
+        logs = {(stream.group.commit_log_topic, 0) for stream in streams}
+        ends = self._admin.end([*chain.from_iterable(buffers.values()), *logs]) if streams else {}
         for stream in streams:
             yield from self._of(stream, buffers[stream.name], ends)
 
     def _of(
-        self, stream: StreamConfig, partitions: Sequence[Partition], ends: Mapping[PartitionLike, int]
+        self, stream: StreamConfig, partitions: Sequence[Partition], ends: Mapping[Partition, int]
     ) -> Iterator[BufferSnapshot]:
-        log = stream.group.commit_log_topic
+        log = stream.group.commit_log_topic, 0
         for partition in partitions:
             places = [(kind, key) for kind in self._indexes for key in index_keys(partition)]
             found = [self._indexes[kind].get(key) for kind, key in places]
             values = [None if item is None else item.value for item in found]
-            choice: Choice = choose(values, partition, stream.buffer_topic_id, ends[partition], ends[log])
-            used = choice.snapshot is not None
-            ongoing = Ongoing(None)
-            if choice.snapshot is not None:
+            choice = choose(values, partition, stream.buffer_topic_id, ends[partition], ends[log])
+            used = choice.record is not None
+            ongoing: Choice[OngoingTransactions] = Choice(None)
+            if choice.record is not None:
                 records = [self._indexes[places[choice.place][0]].get(key) for key in ongoing_keys(partition)]
-                ongoing = choose_ongoing([item and item.value for item in records], choice.snapshot)
+                ongoing = choose_ongoing([item and item.value for item in records], choice.record)
             yield BufferSnapshot(
                 stream=stream,
                 partition=partition,
                 format=places[choice.place][0] if used else NO_FORMAT,
-                snapshot=choice.snapshot,
+                snapshot=choice.record,
                 index_bytes=len(values[choice.place] or b"") if used else 0,
                 buffer_end=ends[partition],
                 ongoing=ongoing.record,
@@ -295,7 +294,7 @@ class SnapshotReader:
         if not found:
             return []
         counts = {item.partition: _Ends(0 if item.snapshot is None else item.snapshot.position) for item in found}
-        first = self._admin.start_offsets(counts)
+        first = self._admin.first(counts)
         ranges = {}
         for item in found:
             start = max(first[item.partition], min(counts[item.partition].position, item.buffer_end - STRANGERS_LOOK))
@@ -312,7 +311,7 @@ class SnapshotReader:
     def _outcomes(self, topic: str, end: int) -> tuple[set[bytes], set[bytes]]:
         """Return the ids of the committed and of the aborted transactions in a commit log below an offset."""
         outcomes: dict[ControlKind | None, set[bytes]] = {kind: set() for kind in (*ControlKind, None)}
-        [start] = self._admin.start_offsets([topic]).values()
+        [start] = self._admin.first([topic]).values()
         for message in read_all(self._kafka, topic, start=start):
             if message.offset >= end:
                 break
@@ -322,7 +321,7 @@ class SnapshotReader:
     def _begun(self, partition: Partition) -> set[bytes]:
         """Return the ids of the transactions with a BEGIN frame in a buffer partition."""
         begun: set[bytes] = set()
-        [start] = self._admin.start_offsets([partition]).values()
+        [start] = self._admin.first([partition]).values()
         for message in read_all(self._kafka, *partition, start):
             transaction, kinds = _frames_of(message)
             if FrameKind.BEGIN in kinds:
@@ -487,18 +486,18 @@ class BufferSnapshots:
         ]
         # The newest first: a large one takes a while to decode, and the others are not needed if it is usable.
         at.sort(key=lambda item: item[1].timestamp, reverse=True)
-        choice = Choice(None)
+        choice: Choice[Snapshot] = Choice(None)
         for some in (at[:1], at):
             values = [record.value for _, record in some]
             choice = choose(values, partition, stream.buffer_topic_id, end, log_end)
-            if choice.snapshot is not None:
+            if choice.record is not None:
                 break
         ongoing = None
-        if choice.snapshot is not None:
+        if choice.record is not None:
             records = self._found[at[choice.place][0]]
             kept = [records[key].value for key in ongoing_keys(partition) if key in records]
-            ongoing = choose_ongoing(kept, choice.snapshot).record
-        return BufferPlace(stream.buffer_topic_id, str(stream.name), choice.snapshot, ongoing, start, end)
+            ongoing = choose_ongoing(kept, choice.record).record
+        return BufferPlace(stream.buffer_topic_id, str(stream.name), choice.record, ongoing, start, end)
 
     def _look_back(self, topics: Iterable[str]) -> None:
         """Read the topics, in steps from their ends back, until little is left to be read of the buffer."""

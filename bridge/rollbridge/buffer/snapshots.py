@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Annotated, Final
+from typing import Annotated, Final, Generic
 
 import rollbridge_schemas
 from rollbridge.base.avro import encode_long
@@ -206,17 +206,17 @@ def segment_of(index: SegmentIndex, partition: Partition, topic_id: str, value: 
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """Chosen snapshot of a partition, its place, and the faults of unusable ones by place."""
+class Choice(Generic[Record]):
+    """Chosen record of a partition, its place, and the faults of unusable ones by place."""
 
-    snapshot: Snapshot | None
+    record: Record | None
     place: int = -1
     faults: Mapping[int, str] = field(default_factory=dict)
 
 
 def choose(
     found: Iterable[bytes | None], partition: Partition, topic_id: str, buffer_end: int, commit_log_end: int
-) -> Choice:
+) -> Choice[Snapshot]:
     """Return the newest usable one of a partition's snapshots, in either format.
 
     A later leader's is newer than an earlier one's, whatever their generations, which it may have restarted.
@@ -254,17 +254,6 @@ def decode_all(
             except CorruptDataError as fault:
                 faults[place] = str(fault)
     return records, faults
-
-
-def candidates(indexes: Iterable[SegmentIndex], transaction: bytes, position: int | None = None) -> list[SegmentIndex]:
-    """Return sealed segments that may list a transaction that has a frame at ``position``, if given."""
-    counter = shown_counter(transaction)
-    return [
-        item
-        for item in indexes
-        if item.lowest_counter <= counter <= item.highest_counter
-        and (position is None or item.first_position <= position)
-    ]
 
 
 def shown_counter(transaction: bytes) -> int:
@@ -408,13 +397,15 @@ class AbortedTransactions:
         dead = set(gone)
         self.indexes = [item for item in self.indexes if item not in dead]
 
-    def lists(self, transaction: bytes) -> bool:
-        """Return True if the unsealed snapshot lists a transaction."""
-        return transaction in self.unsealed
-
     def candidates(self, transaction: bytes, position: int | None = None) -> list[SegmentIndex]:
         """Return sealed segments that may list a transaction that has a frame at ``position``, if given."""
-        return candidates(self.indexes, transaction, position)
+        counter = shown_counter(transaction)
+        return [
+            item
+            for item in self.indexes
+            if item.lowest_counter <= counter <= item.highest_counter
+            and (position is None or item.first_position <= position)
+        ]
 
     def _cut(self, ids: Sequence[bytes]) -> Cut:
         spans = [self.unsealed[item] for item in ids]
@@ -448,18 +439,3 @@ class SegmentCache:
 
     def drop(self, partition: Partition, sequence_id: int) -> None:
         self._bytes -= len(self._sets.pop((partition, sequence_id), ())) * ID_BYTES_IN_MEMORY
-
-
-class SnapshotAborts:
-    """Aborted transactions as one snapshot lists them."""
-
-    def __init__(self, snapshot: Snapshot) -> None:
-        self._unsealed = frozenset(snapshot.aborts)
-        self._indexes = snapshot.indexes
-
-    def lists(self, transaction: bytes) -> bool:
-        return transaction in self._unsealed
-
-    def candidates(self, transaction: bytes, position: int | None = None) -> list[SegmentIndex]:
-        """Return sealed segments that may list a transaction that has a frame at ``position``, if given."""
-        return candidates(self._indexes, transaction, position)

@@ -110,17 +110,17 @@ def make_plan(admin: TopicAdmin, config: StreamConfig, history: EpochHistory) ->
     if config.topic and str(there.get(config.topic)) != config.topic_id:
         there.pop(config.topic, None)  # another topic of that name has no records of the stream
     places = {segment: place for segment, place in places.items() if place[0] in there}
-    ends = admin.end_offsets(places.values(), Isolation.READ_COMMITTED)
-    firsts = admin.start_offsets(places.values())
+    ends = admin.end(places.values(), Isolation.READ_COMMITTED)
+    firsts = admin.first(places.values())
     segments = {}
     for segment, place in places.items():
         sealed = history.sealed_end(segment)
         end = ends[place] if sealed is None else min(sealed, ends[place])
         segments[segment] = (min(firsts[place], end), end)
     log = config.group.commit_log_topic
-    span = admin.start_offsets([log])[log], admin.end_offsets([log])[log]
+    span = admin.first([log])[log], admin.end([log])[log]
     buffers = [(config.buffer_topic, number) for number in range(config.buffer_partitions)]
-    begins, stops = admin.start_offsets(buffers), admin.end_offsets(buffers)
+    begins, stops = admin.first(buffers), admin.end(buffers)
     return Plan(segments, span, {place: (begins[place], stops[place]) for place in buffers})
 
 

@@ -14,16 +14,15 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
+from functools import partial
 from math import inf
-from types import TracebackType
-from typing import Final, Self, TypedDict, assert_never
+from typing import Final, assert_never
 
 from kio.schema.errors import ErrorCode
 
-from rollbridge.base.deadlines import Deadline
+from rollbridge.base.deadlines import Closing, Deadline
 from rollbridge.errors import ConfigError, ConflictError, FencedError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.dispatch import IN_FLIGHT_MAX
 from rollbridge.kafka.errors import (
     ID_LOCKED,
     AppendRefusedError,
@@ -101,87 +100,38 @@ class Result(Enum):
     """Nothing was sent: Kafka has locked the transactional id."""
 
 
-_RUN, _NOTHING, _REFUSE, _FENCED = Permission.RUN, Permission.NOTHING, Permission.REFUSE, Permission.FENCED
+_S, _R, _N, _X, _F = AppenderState, Permission.RUN, Permission.NOTHING, Permission.REFUSE, Permission.FENCED
 
 PERMISSIONS: Final[Mapping[tuple[AppenderState, Operation], Permission]] = {
-    (AppenderState.NEW, Operation.INIT): _RUN,
-    (AppenderState.NEW, Operation.APPEND): _REFUSE,
-    (AppenderState.NEW, Operation.SEND_OFFSETS): _REFUSE,
-    (AppenderState.NEW, Operation.COMMIT): _REFUSE,
-    (AppenderState.NEW, Operation.ABORT): _REFUSE,
-    (AppenderState.NEW, Operation.CLOSE): _RUN,
-    (AppenderState.READY, Operation.INIT): _RUN,
-    (AppenderState.READY, Operation.APPEND): _RUN,
-    (AppenderState.READY, Operation.SEND_OFFSETS): _RUN,
-    (AppenderState.READY, Operation.COMMIT): _NOTHING,
-    (AppenderState.READY, Operation.ABORT): _NOTHING,
-    (AppenderState.READY, Operation.CLOSE): _RUN,
-    (AppenderState.IN_TRANSACTION, Operation.INIT): _RUN,
-    (AppenderState.IN_TRANSACTION, Operation.APPEND): _RUN,
-    (AppenderState.IN_TRANSACTION, Operation.SEND_OFFSETS): _RUN,
-    (AppenderState.IN_TRANSACTION, Operation.COMMIT): _RUN,
-    (AppenderState.IN_TRANSACTION, Operation.ABORT): _RUN,
-    (AppenderState.IN_TRANSACTION, Operation.CLOSE): _RUN,
-    (AppenderState.MUST_ABORT, Operation.INIT): _RUN,
-    (AppenderState.MUST_ABORT, Operation.APPEND): _REFUSE,
-    (AppenderState.MUST_ABORT, Operation.SEND_OFFSETS): _REFUSE,
-    (AppenderState.MUST_ABORT, Operation.COMMIT): _REFUSE,
-    (AppenderState.MUST_ABORT, Operation.ABORT): _RUN,
-    (AppenderState.MUST_ABORT, Operation.CLOSE): _RUN,
-    (AppenderState.UNKNOWN, Operation.INIT): _RUN,
-    (AppenderState.UNKNOWN, Operation.APPEND): _REFUSE,
-    (AppenderState.UNKNOWN, Operation.SEND_OFFSETS): _REFUSE,
-    (AppenderState.UNKNOWN, Operation.COMMIT): _REFUSE,
-    (AppenderState.UNKNOWN, Operation.ABORT): _REFUSE,
-    (AppenderState.UNKNOWN, Operation.CLOSE): _RUN,
-    (AppenderState.FENCED, Operation.INIT): _FENCED,
-    (AppenderState.FENCED, Operation.APPEND): _FENCED,
-    (AppenderState.FENCED, Operation.SEND_OFFSETS): _FENCED,
-    (AppenderState.FENCED, Operation.COMMIT): _FENCED,
-    (AppenderState.FENCED, Operation.ABORT): _FENCED,
-    (AppenderState.FENCED, Operation.CLOSE): _RUN,
-    (AppenderState.CLOSED, Operation.INIT): _REFUSE,
-    (AppenderState.CLOSED, Operation.APPEND): _REFUSE,
-    (AppenderState.CLOSED, Operation.SEND_OFFSETS): _REFUSE,
-    (AppenderState.CLOSED, Operation.COMMIT): _REFUSE,
-    (AppenderState.CLOSED, Operation.ABORT): _REFUSE,
-    (AppenderState.CLOSED, Operation.CLOSE): _NOTHING,
+    (state, operation): permission
+    for state, row in {
+        # init, append, send_offsets, commit, abort, close
+        _S.NEW: (_R, _X, _X, _X, _X, _R),
+        _S.READY: (_R, _R, _R, _N, _N, _R),
+        _S.IN_TRANSACTION: (_R, _R, _R, _R, _R, _R),
+        _S.MUST_ABORT: (_R, _X, _X, _X, _R, _R),
+        _S.UNKNOWN: (_R, _X, _X, _X, _X, _R),
+        _S.FENCED: (_F, _F, _F, _F, _F, _R),
+        _S.CLOSED: (_X, _X, _X, _X, _X, _N),
+    }.items()
+    for operation, permission in zip(Operation, row, strict=True)
 }
 
 AFTER: Final[Mapping[tuple[Operation, Result], AppenderState]] = {
-    (Operation.INIT, Result.OK): AppenderState.READY,
-    # Until init has succeeded once, the state stays NEW instead: there is no epoch to recover.
-    (Operation.INIT, Result.REFUSED): AppenderState.UNKNOWN,
-    (Operation.INIT, Result.UNKNOWN): AppenderState.UNKNOWN,
-    (Operation.INIT, Result.FENCED): AppenderState.FENCED,
-    (Operation.INIT, Result.LOCKED): AppenderState.UNKNOWN,
-    # An append that sent nothing leaves the state unchanged.
-    (Operation.APPEND, Result.OK): AppenderState.IN_TRANSACTION,
-    (Operation.APPEND, Result.REFUSED): AppenderState.MUST_ABORT,
-    (Operation.APPEND, Result.UNKNOWN): AppenderState.UNKNOWN,
-    (Operation.APPEND, Result.FENCED): AppenderState.FENCED,
-    (Operation.APPEND, Result.LOCKED): AppenderState.READY,
-    (Operation.SEND_OFFSETS, Result.OK): AppenderState.IN_TRANSACTION,
-    (Operation.SEND_OFFSETS, Result.REFUSED): AppenderState.MUST_ABORT,
-    (Operation.SEND_OFFSETS, Result.UNKNOWN): AppenderState.UNKNOWN,
-    (Operation.SEND_OFFSETS, Result.FENCED): AppenderState.FENCED,
-    (Operation.SEND_OFFSETS, Result.LOCKED): AppenderState.READY,
-    (Operation.COMMIT, Result.OK): AppenderState.READY,
-    (Operation.COMMIT, Result.REFUSED): AppenderState.MUST_ABORT,
-    (Operation.COMMIT, Result.UNKNOWN): AppenderState.UNKNOWN,
-    (Operation.COMMIT, Result.FENCED): AppenderState.FENCED,
-    # A transaction that has records holds its id, so its end is never refused so.
-    (Operation.COMMIT, Result.LOCKED): AppenderState.UNKNOWN,
-    (Operation.ABORT, Result.OK): AppenderState.READY,
-    (Operation.ABORT, Result.REFUSED): AppenderState.UNKNOWN,
-    (Operation.ABORT, Result.UNKNOWN): AppenderState.UNKNOWN,
-    (Operation.ABORT, Result.FENCED): AppenderState.FENCED,
-    (Operation.ABORT, Result.LOCKED): AppenderState.UNKNOWN,
-    (Operation.CLOSE, Result.OK): AppenderState.CLOSED,
-    (Operation.CLOSE, Result.REFUSED): AppenderState.CLOSED,
-    (Operation.CLOSE, Result.UNKNOWN): AppenderState.CLOSED,
-    (Operation.CLOSE, Result.FENCED): AppenderState.CLOSED,
-    (Operation.CLOSE, Result.LOCKED): AppenderState.CLOSED,
+    (operation, result): state
+    for operation, row in {
+        # ok, refused, unknown, fenced, locked
+        # Until init has succeeded once, the state stays NEW instead: there is no epoch to recover.
+        Operation.INIT: (_S.READY, _S.UNKNOWN, _S.UNKNOWN, _S.FENCED, _S.UNKNOWN),
+        # An append that sent nothing leaves the state unchanged.
+        Operation.APPEND: (_S.IN_TRANSACTION, _S.MUST_ABORT, _S.UNKNOWN, _S.FENCED, _S.READY),
+        Operation.SEND_OFFSETS: (_S.IN_TRANSACTION, _S.MUST_ABORT, _S.UNKNOWN, _S.FENCED, _S.READY),
+        # A transaction that has records holds its id, so its end is never refused as locked.
+        Operation.COMMIT: (_S.READY, _S.MUST_ABORT, _S.UNKNOWN, _S.FENCED, _S.UNKNOWN),
+        Operation.ABORT: (_S.READY, _S.UNKNOWN, _S.UNKNOWN, _S.FENCED, _S.UNKNOWN),
+        Operation.CLOSE: (_S.CLOSED, _S.CLOSED, _S.CLOSED, _S.CLOSED, _S.CLOSED),
+    }.items()
+    for result, state in zip(Result, row, strict=True)
 }
 logger = logging.getLogger(__name__)
 
@@ -189,18 +139,7 @@ _OF_ONE_TOPIC: Final = codes.AWAY | {ErrorCode.unknown_server_error}
 """Answers to Produce that leave the outcome unknown, but name one topic, or the batch sent to it, as the reason."""
 
 
-class AppenderTimeouts(TypedDict, total=False):
-    """Time-outs of a :class:`TransactionalAppender`, in milliseconds."""
-
-    transaction_timeout_ms: int
-    request_timeout_ms: int
-    retry_timeout_ms: int
-    unknown_topic_timeout_ms: int
-    topic_timeout_ms: Callable[[str], int] | None
-    locked_timeout_ms: int | None
-
-
-class TransactionalAppender:
+class TransactionalAppender(Closing):
     """Native transactions of one transactional id, one at a time. Not thread-safe.
 
     Take the id with :meth:`init`, then repeat: ``append()`` any number of times, ``commit()`` or ``abort()``. Several
@@ -242,9 +181,22 @@ class TransactionalAppender:
         self._request_timeout_ms = request_timeout_ms
         self._retry_timeout_ms = retry_timeout_ms
         self._unknown_topic_timeout_ms = unknown_topic_timeout_ms
-        self._topic_timeout_ms = topic_timeout_ms or (lambda _: retry_timeout_ms)
         self._locked_timeout_s = inf if locked_timeout_ms is None else locked_timeout_ms / 1000
         self._transaction_timeout_ms = transaction_timeout_ms
+        self._new_coordination = partial(
+            Coordination,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=transaction_timeout_ms,
+            retry_timeout_s=retry_timeout_ms / 1000,
+            locked_timeout_s=self._locked_timeout_s,
+        )
+        self._new_sender = partial(
+            SessionSender,
+            retry_timeout_ms=retry_timeout_ms,
+            unknown_topic_timeout_ms=unknown_topic_timeout_ms,
+            topic_timeout_ms=topic_timeout_ms or (lambda _: retry_timeout_ms),
+            locked_timeout_s=self._locked_timeout_s,
+        )
         self._clusters = clusters
         self._deadline: Deadline | None = None
         self._held: tuple[Cluster, Coordination] | None = None
@@ -256,14 +208,6 @@ class TransactionalAppender:
 
     def __repr__(self) -> str:
         return f"<TransactionalAppender {self.transactional_id}, {self._state.value}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def state(self) -> AppenderState:
@@ -297,14 +241,7 @@ class TransactionalAppender:
         if self._held is None:
             cluster = self._clusters.take(request_timeout_s=self._request_timeout_ms / 1000)
             cluster.deadline = self._deadline
-            coordination = Coordination(
-                cluster,
-                self.transactional_id,
-                transaction_timeout_ms=self._transaction_timeout_ms,
-                retry_timeout_s=self._retry_timeout_ms / 1000,
-                locked_timeout_s=self._locked_timeout_s,
-            )
-            self._held = cluster, coordination
+            self._held = cluster, self._new_coordination(cluster)
         return self._held
 
     @contextmanager
@@ -366,17 +303,7 @@ class TransactionalAppender:
         """
         self._enter(Operation.APPEND)
         with self._using(), self._translated(Operation.APPEND):
-            sender = SessionSender(
-                self._cluster,
-                self._session,
-                self._current,
-                max_in_flight=IN_FLIGHT_MAX,
-                retry_timeout_ms=self._retry_timeout_ms,
-                unknown_topic_timeout_ms=self._unknown_topic_timeout_ms,
-                topic_timeout_ms=self._topic_timeout_ms,
-                locked_timeout_s=self._locked_timeout_s,
-            )
-            offsets = sender.run(batches)
+            offsets = self._new_sender(self._cluster, self._session, self._current).run(batches)
             if offsets:
                 self._move(Operation.APPEND, Result.OK)
             return offsets

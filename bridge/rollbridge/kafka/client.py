@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from types import TracebackType
-from typing import Final, Protocol, Self, Unpack
+from typing import Final, Protocol, Self
 
+from rollbridge.base.deadlines import Closing
 from rollbridge.errors import KafkaUnavailableError
-from rollbridge.kafka.appender import AppenderTimeouts, TransactionalAppender
-from rollbridge.kafka.fetch import FETCH_BYTES, LogReader
-from rollbridge.kafka.follower import IDLE_WAIT_MS, Follower
+from rollbridge.kafka.appender import TransactionalAppender
+from rollbridge.kafka.fetch import LogReader
+from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.groups import GroupOffsetStore
-from rollbridge.kafka.metadata import Cluster, Clusters, Isolation, MetadataCache
+from rollbridge.kafka.metadata import Cluster, Clusters, MetadataCache
 from rollbridge.kafka.offsets import LogOffsets
 from rollbridge.kafka.topics import TopicAdmin
 
@@ -34,13 +34,17 @@ class Address(Protocol):
     def client_name(self) -> str: ...
 
 
-class KafkaClient:
+class KafkaClient(Closing):
     """Connections to one Kafka cluster under one identity. Thread-safe.
 
     Attributes:
         borrow: Lends connections to a thread; see :meth:`rollbridge.kafka.metadata.Clusters.borrow`.
         topics: Administration of topics.
         offsets: Offsets of partitions.
+        log: Makes a reader of partitions.
+        group: Makes what reads and writes the committed offsets of a consumer group.
+        follow: Makes a follower of partitions, with connections to their leaders of its own; the caller closes it.
+        appender: Makes an appender in native transactions; the caller closes it.
 
     Args:
         security: ``security.protocol``, ``ssl.*`` and ``sasl.*`` as for confluent-kafka.
@@ -71,7 +75,11 @@ class KafkaClient:
         self._clusters = Clusters(self._connect)
         self.borrow: Final = self._clusters.borrow
         self.topics: Final = TopicAdmin(self._clusters, timeout_s)
-        self.offsets: Final = LogOffsets(self._clusters, timeout_s)
+        self.offsets: Final[LogOffsets] = self.topics
+        self.log: Final = partial(LogReader, self._clusters)
+        self.group: Final = partial(GroupOffsetStore, self._clusters)
+        self.follow: Final = partial(Follower, self._clusters)
+        self.appender: Final = partial(TransactionalAppender, self._clusters)
 
     @classmethod
     def of(cls, settings: Address, *, client_id: str | None = None, timeout_s: float = 30.0) -> Self:
@@ -90,14 +98,6 @@ class KafkaClient:
 
     def __repr__(self) -> str:
         return f"<KafkaClient {self._client_id} of {self.bootstrap_servers}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the idle connections; the next request opens others."""
@@ -125,34 +125,6 @@ class KafkaClient:
                 "the address right?"
             ) from fault
 
-    def cluster(self, *, connect_timeout_s: float = 10.0, request_timeout_s: float = 30.0) -> Cluster:
+    def cluster(self, *, request_timeout_s: float = 30.0) -> Cluster:
         """Return connections of the caller's own, for one thread at a time; it closes them."""
-        return self._connect(connect_timeout_s=connect_timeout_s, request_timeout_s=request_timeout_s)
-
-    def log(self, *, retry_timeout_s: float = 30.0, unknown_topic_timeout_s: float = 5.0) -> LogReader:
-        """Return a reader of partitions."""
-        return LogReader(
-            self._clusters, retry_timeout_s=retry_timeout_s, unknown_topic_timeout_s=unknown_topic_timeout_s
-        )
-
-    def group(self, group_id: str) -> GroupOffsetStore:
-        """Return the committed offsets of a consumer group."""
-        return GroupOffsetStore(self._clusters, group_id)
-
-    def follow(
-        self,
-        isolation: Isolation,
-        *,
-        name: str,
-        wait_ms: int = IDLE_WAIT_MS,
-        max_bytes: int = FETCH_BYTES,
-        check_epochs: bool = False,
-    ) -> Follower:
-        """Return a follower of partitions, with connections to their leaders of its own; the caller closes it."""
-        return Follower(
-            self._clusters, isolation, name=name, wait_ms=wait_ms, max_bytes=max_bytes, check_epochs=check_epochs
-        )
-
-    def appender(self, transactional_id: str, **options: Unpack[AppenderTimeouts]) -> TransactionalAppender:
-        """Return an appender in native transactions; the caller closes it."""
-        return TransactionalAppender(self._clusters, transactional_id, **options)
+        return self._connect(request_timeout_s=request_timeout_s)

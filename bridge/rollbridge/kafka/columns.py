@@ -632,7 +632,7 @@ def _own_of_each(rows: Rows, transaction: bytes, part: int) -> pa.BinaryArray:
     own[:, : len(_OWN) + len(transaction)] = np.frombuffer(_OWN + transaction, np.uint8)
     local = (rows.counts + local_sequence(part, 0)).astype(">u8")
     own[:, len(_OWN) + len(transaction) :] = local.view(np.uint8).reshape(len(rows), 8)
-    return _fixed(own)
+    return _as_column(own.reshape(-1), np.full(len(rows), _OWN_BYTES, np.int64))
 
 
 def _own_of_first(rows: Rows, transaction: bytes, part: int) -> pa.BinaryArray:
@@ -734,11 +734,6 @@ def _as_column(data: Longs, sizes: Longs) -> pa.BinaryArray:
     ends: Longs = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=ends[1:])
     return pa.Array.from_buffers(pa.binary(), len(sizes), [None, pa.py_buffer(ends), pa.py_buffer(data)])
-
-
-def _fixed(matrix: Longs) -> pa.BinaryArray:
-    count, width = matrix.shape
-    return _as_column(np.ascontiguousarray(matrix).reshape(-1), np.full(count, width, np.int64))
 
 
 def _lengths(column: pa.BinaryArray, *, null: int = 0) -> Longs:

@@ -17,7 +17,7 @@ import logging
 import struct
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypedDict, Unpack
 
 from kio.schema.errors import ErrorCode
 from kio.schema.fetch.v12 import FetchRequest, FetchResponse
@@ -104,6 +104,16 @@ class RawStretch(NamedTuple):
     high_watermark: int
 
 
+class FetchOptions(TypedDict, total=False):
+    """Options of :meth:`LogReader.fetch_raw`."""
+
+    wait_ms: int
+    partition: int
+    isolation: Isolation
+    max_bytes: int
+    last_epoch: int
+
+
 class LogReader:
     """Reader of partitions, over connections borrowed for each request. Not thread-safe."""
 
@@ -180,17 +190,7 @@ class LogReader:
         if held is not None:
             self._clusters.give_back(held)
 
-    def fetch(
-        self,
-        topic: str,
-        offset: int,
-        *,
-        wait_ms: int = 0,
-        partition: int = 0,
-        isolation: Isolation = Isolation.READ_COMMITTED,
-        max_bytes: int = FETCH_BYTES,
-        last_epoch: int = NO_EPOCH,
-    ) -> Stretch:
+    def fetch(self, topic: str, offset: int, **options: Unpack[FetchOptions]) -> Stretch:
         """Fetch from ``offset`` on, up to the last stable offset and about ``max_bytes``.
 
         Return an empty stretch after ``wait_ms`` if nothing is there. ``last_epoch`` is the leader epoch of the record
@@ -201,15 +201,7 @@ class LogReader:
             LogDivergedError: The log no longer holds that record.
             CorruptDataError: The log ends before ``offset``, or does not parse.
         """
-        raw = self.fetch_raw(
-            topic,
-            offset,
-            wait_ms=wait_ms,
-            partition=partition,
-            isolation=isolation,
-            max_bytes=max_bytes,
-            last_epoch=last_epoch,
-        )
+        raw = self.fetch_raw(topic, offset, **options)
         found = committed_records(raw.batches, raw.start, raw.aborted)
         return Stretch(raw.start, found.end, found.records, raw.high_watermark, found.aborted, found.epoch)
 

@@ -179,7 +179,8 @@ class Follower:
     def ask(self) -> None:
         """Send the next requests, so that leaders work on them meanwhile; :meth:`poll` does so by itself."""
         now = time.monotonic()
-        self._obey()
+        while self._orders:
+            self._orders.popleft()()
         for node in self._plan.superseded(now):
             self._plan.withdrawn(node)
             self._drop(node)
@@ -218,10 +219,6 @@ class Follower:
             if not self._closed:
                 with suppress(BlockingIOError):  # a full pipe wakes the poller anyway
                     os.write(self._wakes, b"x")
-
-    def _obey(self) -> None:
-        while self._orders:
-            self._orders.popleft()()
 
     def _learn(self) -> list[Fetched | FetchError]:
         """Apply the results of the background threads."""

@@ -28,7 +28,7 @@ from kio.static.primitive import i16, i32
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.describe import DescribeTransactionsResponse
 from rollbridge.kafka.errors import KafkaUnavailableError, Meaning, NotAuthorizedError
-from rollbridge.kafka.metadata import Cluster, CodeError, NodeId
+from rollbridge.kafka.metadata import Cluster, CodeError, LeaderAnswers, LeaderQuestion, ask_once, of_partitions
 from rollbridge.kafka.offsets import by_topic
 from rollbridge.kafka.topics import view_cluster
 from rollbridge.kafka.transactions import Coordination, RequestRefusedError
@@ -49,12 +49,11 @@ def obstacles(cluster: Cluster, partitions: Iterable[Partition]) -> list[Obstacl
     These are the native transactions open there, with their transactional ids, and unreachable leaders. Those that do
     not exist, or whose producers brokers do not tell us, are left out.
     """
-    found: list[ForeignTransaction] = []
     away: list[Leaderless] = []
 
-    def note(partition: Partition, fault: CodeError | KafkaUnavailableError | ErrorCode) -> None:
+    def note(partition: Partition, fault: KafkaUnavailableError | ErrorCode) -> None:
         cluster.forget_leader(partition[0])
-        code = fault if isinstance(fault, ErrorCode) else fault.code if isinstance(fault, CodeError) else None
+        code = fault if isinstance(fault, ErrorCode) else None
         is_away = code is None or codes.meaning(codes.READ, code) in (Meaning.REFRESH, Meaning.RETRY)
         if is_away and code is not ErrorCode.unknown_topic_or_partition:
             away.append(Leaderless(*partition))
@@ -63,45 +62,40 @@ def obstacles(cluster: Cluster, partitions: Iterable[Partition]) -> list[Obstacl
         name, why = show_partition(partition), fault if code is None else code.name
         logger.log(level, "producers.unavailable topic=%s reason=%s", name, why)
 
-    leaders: dict[NodeId, list[Partition]] = {}
-    for place in partitions:
-        try:
-            leaders.setdefault(cluster.leader(*place), []).append(place)
-        except (CodeError, KafkaUnavailableError) as fault:
-            note(place, fault)
-    for node, led in leaders.items():
-        asked = tuple(
-            TopicRequest(name=TopicName(topic), partition_indexes=tuple(map(i32, numbers)))
-            for topic, numbers in by_topic(led).items()
+    wanted = list(partitions)
+    try:
+        answers = ask_once(cluster, wanted, _PRODUCERS)
+    except KafkaUnavailableError as fault:
+        answers = LeaderAnswers({}, {}, dict.fromkeys(wanted, fault))
+    for place, why in ({place: code for place, (code, _) in answers.refused.items()} | answers.lost).items():
+        note(place, why)
+    found = [
+        ForeignTransaction(
+            topic,
+            producer.producer_id,
+            producer.producer_epoch,
+            producer.current_txn_start_offset,
+            producer.coordinator_epoch,
+            partition=number,
         )
-        try:
-            answer = cluster.connection(node).call(DescribeProducersRequest(topics=asked), DescribeProducersResponse)
-        except (CodeError, KafkaUnavailableError) as fault:
-            for place in led:
-                note(place, fault)
-            continue
-        told = ((str(topic.name), partition) for topic in answer.topics for partition in topic.partitions)
-        for name, partition in told:
-            place = name, int(partition.partition_index)
-            if partition.error_code != ErrorCode.none:
-                note(place, partition.error_code)
-                continue
-            found += [
-                ForeignTransaction(
-                    name,
-                    producer.producer_id,
-                    producer.producer_epoch,
-                    producer.current_txn_start_offset,
-                    producer.coordinator_epoch,
-                    partition=place[1],
-                )
-                for producer in partition.active_producers
-                if producer.current_txn_start_offset >= 0
-            ]
+        for (topic, number), producers in answers.found.items()
+        for producer in producers
+        if producer.current_txn_start_offset >= 0
+    ]
     if not found:
         return [*away]
     names = _names(cluster, {item.producer_id for item in found})
     return [*away, *(replace(item, transactional_id=names.get(item.producer_id, "")) for item in found)]
+
+
+def _producers_request(places: Iterable[Partition]) -> DescribeProducersRequest:
+    topics = (TopicRequest(name=topic, partition_indexes=items) for topic, items in by_topic(places).items())
+    return DescribeProducersRequest(topics=tuple(topics))
+
+
+_PRODUCERS: Final = LeaderQuestion(
+    _producers_request, DescribeProducersResponse, of_partitions(lambda item: item.active_producers)
+)
 
 
 def end_transactions(cluster: Cluster, found: Sequence[ForeignTransaction]) -> None:

@@ -158,8 +158,8 @@ class GroupOffsetStore:
                     topics=None
                     if places is None
                     else tuple(
-                        OffsetFetchRequestTopics(name=TopicName(topic), partition_indexes=tuple(map(i32, numbers)))
-                        for topic, numbers in by_topic(places).items()
+                        OffsetFetchRequestTopics(name=topic, partition_indexes=items)
+                        for topic, items in by_topic(places).items()
                     ),
                 ),
             ),

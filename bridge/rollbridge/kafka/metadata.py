@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from itertools import count
-from types import TracebackType
-from typing import Final, Generic, NamedTuple, Self, TypeVar
+from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
 from kio.schema.errors import ErrorCode
@@ -33,7 +32,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8
 from kio.static.protocol import Payload
 
-from rollbridge.base.deadlines import Backoff, Deadline, Patience
+from rollbridge.base.deadlines import Backoff, Closing, Deadline, Patience
 from rollbridge.base.errors import PortableError
 from rollbridge.base.forks import hold, is_gone
 from rollbridge.base.security import Security
@@ -180,7 +179,7 @@ class MetadataCache:
         return True
 
 
-class Cluster:
+class Cluster(Closing):
     """Brokers of one cluster as seen by one client. Not thread-safe.
 
     A broker that could not be reached is dialled again only after a back-off of up to a second; until then it counts as
@@ -196,15 +195,13 @@ class Cluster:
         *,
         security: Mapping[str, str] | None = None,
         client_id: str = "rollbridge",
-        connect_timeout_s: float = 10.0,
         request_timeout_s: float = 30.0,
         cache: MetadataCache | None = None,
     ) -> None:
         self._bootstrap = parse_bootstrap(bootstrap_servers)
         self._security = Security.from_config(security)
         self._client_id = client_id
-        self.connect_timeout_s = connect_timeout_s
-        self.request_timeout_s = request_timeout_s
+        self.connect_timeout_s, self.request_timeout_s = 10.0, request_timeout_s
         self._cache = cache or MetadataCache()
         self._forgotten = 0
         """Stamp up to which what is cached is not believed here."""
@@ -220,14 +217,6 @@ class Cluster:
         self._dialling: dict[Broker, _Dialling] = {}
         self.deadline: Deadline | None = None
         """Bound of all connecting and waiting at present; see :meth:`within`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def lend(self, connect_timeout_s: float, request_timeout_s: float) -> None:
         """Begin with another user: a broker that the one before could not reach is dialled at once."""
@@ -624,26 +613,37 @@ _NOT_THERE_YET_S: Final = 5.0
 """The same for the leader itself, while others name it as the leader."""
 
 
-class LeaderQuestion(NamedTuple):
+class LeaderQuestion(NamedTuple, Generic[T]):
     """Question to a leader: builds the request for some of its partitions, and reads the answer."""
 
     request: Callable[[list[Partition]], Payload]
     response_type: type[Payload]
-    answers: Callable[[Payload], Iterable[tuple[Partition, ErrorCode, int]]]
+    answers: Callable[[Payload], Iterable[tuple[Partition, ErrorCode, T]]]
 
 
-class LeaderAnswers(NamedTuple):
+def of_partitions(value: Callable[[Any], T]) -> Callable[[Payload], Iterator[tuple[Partition, ErrorCode, T]]]:
+    """Return the reader of an answer about partitions, by topics: of each its place, code and a value."""
+
+    def read(answer: Any) -> Iterator[tuple[Partition, ErrorCode, T]]:
+        for topic in answer.topics:
+            for item in topic.partitions:
+                yield (str(topic.name), int(item.partition_index)), item.error_code, value(item)
+
+    return read
+
+
+class LeaderAnswers(NamedTuple, Generic[T]):
     """Result of asking once: values, refusals, and lost connections."""
 
-    found: dict[Partition, int]
+    found: dict[Partition, T]
     refused: dict[Partition, tuple[ErrorCode, bool]]
     """Error code, and whether the leader itself gave it."""
     lost: dict[Partition, KafkaUnavailableError]
 
 
-def ask_once(cluster: Cluster, places: Iterable[Partition], question: LeaderQuestion) -> LeaderAnswers:
+def ask_once(cluster: Cluster, places: Iterable[Partition], question: LeaderQuestion[T]) -> LeaderAnswers[T]:
     """Ask the leader of each place once; raise KafkaUnavailableError only if no broker answers the look-up."""
-    result = LeaderAnswers({}, {}, {})
+    result: LeaderAnswers[T] = LeaderAnswers({}, {}, {})
     by_leader: dict[NodeId, list[Partition]] = {}
     wanted = sorted(set(places))
     unknown = cluster.learn({topic for topic, _ in wanted})
@@ -675,15 +675,17 @@ def ask_once(cluster: Cluster, places: Iterable[Partition], question: LeaderQues
     return result
 
 
-def _lose(cluster: Cluster, result: LeaderAnswers, places: Iterable[Partition], fault: KafkaUnavailableError) -> None:
+def _lose(
+    cluster: Cluster, result: LeaderAnswers[T], places: Iterable[Partition], fault: KafkaUnavailableError
+) -> None:
     for place in places:
         cluster.forget_leader(place[0])
         result.lost[place] = fault
 
 
 def ask_leaders(
-    cluster: Cluster, places: Iterable[Partition], question: LeaderQuestion, doing: str, deadline: Deadline
-) -> dict[Partition, int]:
+    cluster: Cluster, places: Iterable[Partition], question: LeaderQuestion[T], doing: str, deadline: Deadline
+) -> dict[Partition, T]:
     """Return the answer of each place's leader.
 
     Waits for partitions that have no leader at the moment, or that not all brokers know yet.
@@ -696,7 +698,7 @@ def ask_leaders(
         KafkaUnavailableError: Not all have answered before the deadline.
     """
     pending = set(places)
-    found: dict[Partition, int] = {}
+    found: dict[Partition, T] = {}
     backoff, patience = Backoff(), Patience(logger)
     started = time.monotonic()
     while pending:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Final, TypeVar, cast
 
 from kio.schema.describe_log_dirs.v4 import DescribeLogDirsRequest, DescribeLogDirsResponse
@@ -25,7 +28,16 @@ from rollbridge.base.deadlines import Backoff, Deadline, Patience, patience_s
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFoundError
-from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, Isolation, LeaderQuestion, ask_leaders
+from rollbridge.kafka.metadata import (
+    Cluster,
+    Clusters,
+    CodeError,
+    Isolation,
+    LeaderQuestion,
+    ask_leaders,
+    ask_once,
+    of_partitions,
+)
 from rollbridge.stream.names import Partition
 
 logger = logging.getLogger(__name__)
@@ -152,8 +164,9 @@ def _unavailable(topic: str, message: str) -> KafkaUnavailableError:
 
 _NONE: Final = -1
 
-
-P = TypeVar("P", str, Partition)
+# A topic or, where it has several partitions, one of them; a bare name means partition 0.
+PartitionLike = str | Partition
+P = TypeVar("P", str, Partition, PartitionLike)
 
 
 class LogOffsets:
@@ -177,8 +190,7 @@ class LogOffsets:
     def present(self, topics: Iterable[str]) -> list[str]:
         """Return those of the topics that exist and may be described, by what one broker knows at the moment."""
         wanted = list(topics)
-        deadline = Deadline(patience_s(self._timeout_s))
-        with self._clusters.borrow(deadline) as cluster:
+        with self._asking() as (cluster, _):
             cluster.expire(wanted)
             faults = cluster.learn(wanted)
         return [topic for topic in wanted if topic not in faults]
@@ -187,7 +199,9 @@ class LogOffsets:
         """Return the offset of the first record that was not deleted."""
         return self._ask(places, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset", timeout_s)
 
-    def end(self, places: Iterable[P], isolation: Isolation, *, timeout_s: float | None = None) -> dict[P, int]:
+    def end(
+        self, places: Iterable[P], isolation: Isolation = Isolation.READ_UNCOMMITTED, *, timeout_s: float | None = None
+    ) -> dict[P, int]:
         """Return the high watermark, or the last stable offset for ``READ_COMMITTED``."""
         return self._ask(places, LATEST, isolation, "read the end", timeout_s)
 
@@ -202,25 +216,32 @@ class LogOffsets:
         found = self.since(wanted, ms)
         return {place: ends[place] if (offset := found[place]) is None else offset for place in wanted}
 
-    def since(self, places: Iterable[P], ms: int, *, timeout_s: float | None = None) -> dict[P, int | None]:
+    def since(self, places: Iterable[P], ms: int) -> dict[P, int | None]:
         """Return the offset of the first record with this timestamp or a later one; None if there is none.
 
         Such a record may be written before a later request for the end.
         """
-        found = self._ask(places, ms, Isolation.READ_COMMITTED, "read the offset of a time", timeout_s)
+        found = self._ask(places, ms, Isolation.READ_COMMITTED, "read the offset of a time", None)
         return {place: None if offset == _NONE else offset for place, offset in found.items()}
 
     def _ask(
         self, places: Iterable[P], timestamp: int, isolation: Isolation, doing: str, timeout_s: float | None
     ) -> dict[P, int]:
-        keys = {_address(place): place for place in places}
-        deadline = Deadline(patience_s(self._timeout_s if timeout_s is None else timeout_s))
-        with self._clusters.borrow(deadline) as cluster:
+        keys = {address_of(place): place for place in places}
+        with self._asking(timeout_s) as (cluster, deadline):
             found = list_offsets(cluster, keys, timestamp, isolation, doing, deadline)
         return {keys[partition]: offset for partition, offset in found.items()}
 
+    @contextmanager
+    def _asking(self, timeout_s: float | None = None) -> Iterator[tuple[Cluster, Deadline]]:
+        """Lend a cluster until a deadline: the default one, or that of the caller if it has less."""
+        deadline = Deadline(patience_s(self._timeout_s if timeout_s is None else timeout_s))
+        with self._clusters.borrow(deadline) as cluster:
+            yield cluster, deadline
 
-def _address(place: str | Partition) -> Partition:
+
+def address_of(place: PartitionLike) -> Partition:
+    """Return the partition that is meant."""
     return (place, 0) if isinstance(place, str) else place
 
 
@@ -237,42 +258,36 @@ def list_offsets(
     return ask_leaders(cluster, places, offsets_question(timestamp, isolation), doing, deadline)
 
 
-def offsets_question(timestamp: int, isolation: Isolation) -> LeaderQuestion:
+_OFFSET: Final = of_partitions(lambda item: int(item.offset))
+
+
+def offsets_question(timestamp: int, isolation: Isolation) -> LeaderQuestion[int]:
     """Return the question for the offset of a time; see :func:`list_offsets`."""
-    return LeaderQuestion(partial(offsets_request, timestamp, isolation), ListOffsetsResponse, _answers)
+    return LeaderQuestion(partial(offsets_request, timestamp, isolation), ListOffsetsResponse, _OFFSET)
 
 
 def offsets_request(
     timestamp: int, isolation: Isolation, places: Iterable[Partition], replica: int = CLIENT
 ) -> ListOffsetsRequest:
     """Return the request for the offset of a time, or of an end, in partitions of one leader."""
+    at = i64(timestamp)
     return ListOffsetsRequest(
         replica_id=BrokerId(replica),
         isolation_level=i8(isolation.value),
         topics=tuple(
             ListOffsetsTopic(
-                name=TopicName(topic),
-                partitions=tuple(
-                    ListOffsetsPartition(partition_index=i32(number), timestamp=i64(timestamp)) for number in numbers
-                ),
+                name=topic,
+                partitions=tuple(ListOffsetsPartition(partition_index=item, timestamp=at) for item in items),
             )
-            for topic, numbers in by_topic(places).items()
+            for topic, items in by_topic(places).items()
         ),
     )
 
 
-def by_topic(partitions: Iterable[Partition]) -> dict[str, list[int]]:
+def by_topic(partitions: Iterable[Partition]) -> dict[TopicName, tuple[i32, ...]]:
     """Return the numbers of partitions by their topics, as requests name them."""
-    found: dict[str, list[int]] = {}
-    for topic, number in partitions:
-        found.setdefault(topic, []).append(number)
-    return found
-
-
-def _answers(answer: Payload) -> Iterable[tuple[Partition, ErrorCode, int]]:
-    for topic in cast(ListOffsetsResponse, answer).topics:
-        for partition in topic.partitions:
-            yield (str(topic.name), int(partition.partition_index)), partition.error_code, int(partition.offset)
+    found = groupby(sorted(partitions), itemgetter(0))
+    return {TopicName(topic): tuple(i32(number) for _, number in items) for topic, items in found}
 
 
 # Disk usage: DescribeLogDirs, which librdkafka lacks.
@@ -287,33 +302,30 @@ def leader_bytes(cluster: Cluster, partitions: Iterable[Partition]) -> dict[Part
         KafkaUnavailableError: The sizes cannot be read now.
         NotAuthorizedError: Describe on the cluster is missing.
     """
-    by_leader: dict[int, list[Partition]] = {}
-    sizes: dict[Partition, int] = {}
-    try:
-        for partition in partitions:
-            try:
-                by_leader.setdefault(cluster.leader(*partition), []).append(partition)
-            except CodeError as exc:
-                if exc.code != ErrorCode.unknown_topic_or_partition:
-                    raise
-        for node, led in by_leader.items():
-            asked = tuple(
-                DescribableLogDirTopic(topic=TopicName(topic), partitions=tuple(map(i32, numbers)))
-                for topic, numbers in by_topic(led).items()
-            )
-            answer = cluster.connection(node).call(DescribeLogDirsRequest(topics=asked), DescribeLogDirsResponse)
-            _check(answer.error_code)
-            for directory in answer.results:
-                _check(directory.error_code)
-                for found in directory.topics:
-                    for item in found.partitions:
-                        if not item.is_future_key:
-                            place = str(found.name), int(item.partition_index)
-                            sizes[place] = sizes.get(place, 0) + item.partition_size
-    except (CodeError, ConnectionLostError) as exc:
+    answers = ask_once(cluster, partitions, LeaderQuestion(_log_dirs_request, DescribeLogDirsResponse, _log_bytes))
+    for fault in answers.lost.values():
         cluster.forget()
-        raise KafkaUnavailableError(f"the sizes of topics cannot be read now: {exc}") from exc
-    return sizes
+        raise KafkaUnavailableError(f"the sizes of topics cannot be read now: {fault}")
+    for code, _ in answers.refused.values():
+        if code is not ErrorCode.unknown_topic_or_partition:
+            _check(code)
+    return answers.found
+
+
+def _log_dirs_request(places: Iterable[Partition]) -> DescribeLogDirsRequest:
+    topics = (DescribableLogDirTopic(topic=topic, partitions=items) for topic, items in by_topic(places).items())
+    return DescribeLogDirsRequest(topics=tuple(topics))
+
+
+def _log_bytes(answer: Payload) -> Iterable[tuple[Partition, ErrorCode, int]]:
+    answer = cast(DescribeLogDirsResponse, answer)
+    for code in (answer.error_code, *(directory.error_code for directory in answer.results)):
+        _check(code)
+    for directory in answer.results:
+        for found in directory.topics:
+            for item in found.partitions:
+                if not item.is_future_key:
+                    yield (str(found.name), int(item.partition_index)), ErrorCode.none, int(item.partition_size)
 
 
 def _check(code: ErrorCode) -> None:

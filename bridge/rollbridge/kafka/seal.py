@@ -34,25 +34,20 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from datetime import timedelta
+from functools import partial
 from math import inf
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from kio.schema.errors import ErrorCode
 from kio.schema.list_offsets.v7 import ListOffsetsResponse
-from kio.schema.produce.v12 import ProduceRequest, ProduceResponse
-from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceData
-from kio.schema.types import TopicName
-from kio.static.primitive import Records, i16, i32, i32Timedelta
 
 from rollbridge.base.deadlines import Backoff, Deadline
 from rollbridge.errors import InvalidRequestError, KafkaUnavailableError, UnavailableError
 from rollbridge.kafka import errors as codes
-from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFoundError
-from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, NodeId
-from rollbridge.kafka.offsets import CLIENT, LATEST, by_topic, offsets_request
-from rollbridge.kafka.transactions import Barrier, corrupt_batch
+from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, LeaderQuestion, ask_once, of_partitions
+from rollbridge.kafka.offsets import CLIENT, LATEST, offsets_request
+from rollbridge.kafka.transactions import Barrier, refused_batch
 from rollbridge.stream.names import Partition, show_partition
 
 logger = logging.getLogger(__name__)
@@ -81,10 +76,8 @@ class EndOfLog(NamedTuple):
     offset: int
 
 
-_NOWHERE: Final = EndOfLog(-1, -1)
-Answers = Mapping[Partition, tuple[ErrorCode, EndOfLog]]
-
-_PROBE: Final = Records(corrupt_batch())
+V = TypeVar("V")
+_PROBE: Final = refused_batch()
 
 
 class Sealer:
@@ -179,48 +172,25 @@ class Sealer:
         The leader epoch is read before the probe is sent, so if it is unchanged later, the probe was answered under it.
         """
 
-        def ask(connection: Connection, asked: list[Partition]) -> Answers:
-            answer = connection.call(
-                ProduceRequest(
-                    transactional_id=None,
-                    acks=i16(-1),
-                    timeout=i32Timedelta.parse(timedelta(seconds=5)),
-                    topic_data=tuple(
-                        TopicProduceData(
-                            name=TopicName(topic),
-                            partition_data=tuple(
-                                PartitionProduceData(index=i32(number), records=_PROBE) for number in numbers
-                            ),
-                        )
-                        for topic, numbers in by_topic(asked).items()
-                    ),
-                ),
-                ProduceResponse,
-            )
-            return {
-                (topic.name, item.index): (item.error_code, _NOWHERE)
-                for topic in answer.responses
-                for item in topic.partition_responses
-            }
-
         pending = set(partitions)
         confirmed: dict[Partition, EndOfLog] = {}
         backoff = Backoff(_BACKOFF_FIRST_S, _BACKOFF_MAX_S)
         while pending:
             places = self._list_offsets(pending, _DEBUGGING_REPLICA, Isolation.READ_UNCOMMITTED)
-            for item, (code, _) in self._ask_leaders(places, ask).items():
+            answers, refused = self._ask_leaders(places, _PROBE)
+            for item, code in answers.items():
                 match code:
                     case ErrorCode.message_too_large:
                         pending.discard(item)
                         confirmed[item] = places[item]
                     case ErrorCode.corrupt_message:
                         self._waiting_for[item] = "its new settings to reach its leader"
-                    case ErrorCode.none:
+                    case _:
                         raise KafkaUnavailableError(
                             f"the leader of topic {show_partition(item)} accepted a batch with a wrong checksum"
                         )
-                    case _:
-                        self._note(item, code)
+            for item, code in refused.items():
+                self._note(item, code)
             self._pause(pending, backoff)
         return confirmed
 
@@ -232,12 +202,12 @@ class Sealer:
         while True:
             try:
                 self._barrier.open(self._deadline.left())
-                for item, (code, _) in self._ask_leaders(pending, self._join).items():
+                # CORRUPT_MESSAGE comes from a new leader without the settings: the epoch will differ.
+                answers, refused = self._ask_leaders(pending, self._barrier.joining())
+                pending.difference_update(answers)
+                joined.update(answers)
+                for item, code in refused.items():
                     match code:
-                        case ErrorCode.message_too_large | ErrorCode.corrupt_message:
-                            # CORRUPT_MESSAGE comes from a new leader without the settings: the epoch will differ.
-                            pending.discard(item)
-                            joined.add(item)
                         case ErrorCode.concurrent_transactions:
                             self._waiting_for[item] = "markers of an earlier seal to be written"
                         case _ if codes.meaning(codes.PRODUCE, code) in (Meaning.FENCED, Meaning.EXPIRED):
@@ -257,9 +227,6 @@ class Sealer:
                 for item in pending:
                     self._waiting_for[item] = f"a marker to be written ({exc})"
             self._pause(pending, backoff)
-
-    def _join(self, connection: Connection, asked: list[Partition]) -> Answers:
-        return {item: (code, _NOWHERE) for item, code in self._barrier.join(connection, asked).items()}
 
     def _await_ends(
         self, before: Mapping[Partition, EndOfLog], foreign_s: float | None
@@ -307,49 +274,32 @@ class Sealer:
     def _list_offsets(
         self, partitions: Iterable[Partition], replica: int, isolation: Isolation
     ) -> dict[Partition, EndOfLog]:
-        def ask(connection: Connection, asked: list[Partition]) -> Answers:
-            answer = connection.call(offsets_request(LATEST, isolation, asked, replica), ListOffsetsResponse)
-            return {
-                (topic.name, item.partition_index): (item.error_code, EndOfLog(item.leader_epoch, item.offset))
-                for topic in answer.topics
-                for item in topic.partitions
-            }
-
-        found = {}
-        for item, (code, place) in self._ask_leaders(partitions, ask).items():
-            if code == ErrorCode.none:
-                found[item] = place
-            elif code == ErrorCode.offset_not_available:
+        ends = of_partitions(lambda item: EndOfLog(item.leader_epoch, item.offset))
+        request = partial(offsets_request, LATEST, isolation, replica=replica)
+        found, refused = self._ask_leaders(partitions, LeaderQuestion(request, ListOffsetsResponse, ends))
+        for item, code in refused.items():
+            if code == ErrorCode.offset_not_available:
                 self._waiting_for[item] = "its new leader to know how far its log is replicated"
             else:
                 self._note(item, code)
         return found
 
     def _ask_leaders(
-        self, partitions: Iterable[Partition], ask: Callable[[Connection, list[Partition]], Answers]
-    ) -> Answers:
-        """Send one request to each leader; partitions whose leader does not answer now are missing from the result."""
-        by_leader: dict[NodeId, list[Partition]] = {}
-        for item in sorted(partitions):
-            try:
-                by_leader.setdefault(self._cluster.leader(*item), []).append(item)
-            except CodeError as exc:
-                self._note(item, exc.code)
-        answers: dict[Partition, tuple[ErrorCode, EndOfLog]] = {}
-        for node, asked in by_leader.items():
-            try:
-                found = ask(self._cluster.connection(node), asked)
-                answers.update(found)
-                for item in found:
-                    self._away_since.pop(item, None)
-            except KafkaUnavailableError as exc:
-                for item in asked:
-                    self._note_away(item)
-                    self._cluster.forget_leader(item[0])
-                    # Once our own deadline has passed, it is what cut the request short.
-                    if not self._deadline.passed() or item not in self._waiting_for:
-                        self._waiting_for[item] = f"its leader to answer ({exc})"
-        return answers
+        self, partitions: Iterable[Partition], question: LeaderQuestion[V]
+    ) -> tuple[dict[Partition, V], dict[Partition, ErrorCode]]:
+        """Send one request to each leader; return what they answer, and the codes of what was refused.
+
+        Partitions whose leader does not answer now are in neither.
+        """
+        answers = ask_once(self._cluster, partitions, question)
+        for item in (*answers.found, *(item for item, (_, by_leader) in answers.refused.items() if by_leader)):
+            self._away_since.pop(item, None)
+        for item, fault in answers.lost.items():
+            self._note_away(item)
+            # Once our own deadline has passed, it is what cut the request short.
+            if not self._deadline.passed() or item not in self._waiting_for:
+                self._waiting_for[item] = f"its leader to answer ({fault})"
+        return answers.found, {item: code for item, (code, _) in answers.refused.items()}
 
     def _note_away(self, partition: Partition) -> None:
         self._away_since.setdefault(partition, time.monotonic())

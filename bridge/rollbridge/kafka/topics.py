@@ -16,11 +16,10 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
-from typing import Final, NamedTuple, TypeVar, cast
+from typing import Final, NamedTuple, TypeVar
 
 from kio.schema.create_topics.v7 import CreateTopicsRequest, CreateTopicsResponse
 from kio.schema.create_topics.v7.request import CreatableTopic, CreatableTopicConfig
@@ -38,14 +37,13 @@ from kio.schema.metadata.v12 import MetadataResponse
 from kio.schema.metadata.v12.response import MetadataResponseTopic
 from kio.schema.types import TopicName
 from kio.static.primitive import i8, i16, i32, i32Timedelta, i64
-from kio.static.protocol import Payload
 
-from rollbridge.base.deadlines import Backoff, Deadline, Patience, patience_s
+from rollbridge.base.deadlines import Backoff, Deadline, Patience
 from rollbridge.errors import ConflictError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import is_definite, refusal
-from rollbridge.kafka.metadata import Broker, Cluster, Clusters, CodeError, Isolation, LeaderQuestion, ask_leaders
-from rollbridge.kafka.offsets import EARLIEST, LATEST, list_offsets
+from rollbridge.kafka.metadata import Broker, Cluster, CodeError, LeaderQuestion, ask_leaders, of_partitions
+from rollbridge.kafka.offsets import LogOffsets, P, PartitionLike, address_of
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
 from rollbridge.stream.names import Partition
 
@@ -388,7 +386,7 @@ def ask_to_describe_configs(
     return answers, configs, own
 
 
-def delete_records_question(before: Mapping[Partition, int], deadline: Deadline) -> LeaderQuestion:
+def delete_records_question(before: Mapping[Partition, int], deadline: Deadline) -> LeaderQuestion[int]:
     """Return the question to delete records below given offsets; its answers are the new first offsets."""
 
     def request(places: list[Partition]) -> DeleteRecordsRequest:
@@ -401,13 +399,7 @@ def delete_records_question(before: Mapping[Partition, int], deadline: Deadline)
         )
         return DeleteRecordsRequest(topics=tuple(topics), timeout=_left(deadline))
 
-    def answers(answer: Payload) -> Iterable[tuple[Partition, ErrorCode, int]]:
-        for topic in cast(DeleteRecordsResponse, answer).topics:
-            for partition in topic.partitions:
-                place = str(topic.name), int(partition.partition_index)
-                yield place, partition.error_code, int(partition.low_watermark)
-
-    return LeaderQuestion(request, DeleteRecordsResponse, answers)
+    return LeaderQuestion(request, DeleteRecordsResponse, of_partitions(lambda item: int(item.low_watermark)))
 
 
 def _left(deadline: Deadline) -> i32Timedelta:
@@ -418,17 +410,13 @@ __all__ = ["PartitionLike", "TopicAdmin", "TopicSpec"]
 
 K = TypeVar("K")
 
-# A topic or, where it has several partitions, one of them; a bare name means partition 0.
-PartitionLike = str | Partition
-P = TypeVar("P", str, Partition, PartitionLike)
-
 _POLL_FIRST_S: Final = 0.01
 _POLL_MAX_S: Final = 0.1
 MENDABLE: Final = frozenset({"message.timestamp.before.max.ms", "message.timestamp.after.max.ms"})
 """Settings in which a topic may differ from its specification, because earlier versions did not set them."""
 
 
-class TopicAdmin:
+class TopicAdmin(LogOffsets):
     """Administration of topics; see :class:`~rollbridge.kafka.client.KafkaClient`. Thread-safe.
 
     Args:
@@ -438,14 +426,6 @@ class TopicAdmin:
         KafkaUnavailableError: No answer in time. The request may have been carried out; every method may be repeated.
         NotAuthorizedError: A permission is missing.
     """
-
-    def __init__(self, clusters: Clusters, timeout_s: float) -> None:
-        self._clusters = clusters
-        self._timeout_s = timeout_s
-
-    def close(self) -> None:
-        """Close the connections; the next call opens others."""
-        self._clusters.close()
 
     def within(self, timeout_s: float) -> TopicAdmin:
         """Return the same with another time-out."""
@@ -457,8 +437,7 @@ class TopicAdmin:
         Raises:
             InvalidRequestError: The cluster has no transactions v2.
         """
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             found = view_cluster(cluster, deadline.left()).cluster_id
             cluster.require_transactions_v2()
             return found
@@ -475,8 +454,7 @@ class TopicAdmin:
         wanted = {spec.name: spec for spec in specs}
         if not wanted:
             return frozenset()
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
 
             def ask(only_validate: bool) -> frozenset[str]:
                 return _until_answered(
@@ -510,8 +488,7 @@ class TopicAdmin:
         if not doomed:
             return frozenset()
         names = {identity: name for name, identity in ids.items()}
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             missing = _until_answered(
                 doomed,
                 lambda items: ask_to_delete(cluster, items, deadline),
@@ -529,8 +506,7 @@ class TopicAdmin:
 
     def list_topics(self) -> frozenset[str]:
         """Return the names of all topics that the caller may see."""
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             return view_topic_names(cluster, deadline.left())
 
     def topic_ids(self, names: Iterable[str]) -> dict[str, uuid.UUID]:
@@ -544,8 +520,7 @@ class TopicAdmin:
         out, except of topics that lack in-sync replicas, as far as they may be read.
         """
         wanted = sorted(set(names))
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             looks = view_each(cluster, wanted, deadline.left()) if wanted else {}
             described = {name: item for name, item in looks.items() if isinstance(item, TopicDescription)}
             short = {name: item for name, item in described.items() if item.in_sync < item.replication_factor}
@@ -554,14 +529,12 @@ class TopicAdmin:
 
     def look(self, names: Iterable[str]) -> dict[str, TopicDescription]:
         """Describe the topics that exist, without their settings, for which the right to read them is enough."""
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             return _described(cluster, names, deadline)
 
     def describe(self, names: Iterable[str], *, with_operations: bool = False) -> dict[str, TopicDescription]:
         """Describe the topics that exist, with all their settings, defaults included."""
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             return self._describe(cluster, names, deadline, with_operations=with_operations)
 
     def _describe(
@@ -595,8 +568,7 @@ class TopicAdmin:
         topics = [names] if isinstance(names, str) else sorted(set(names))
         if not topics or not config:
             return
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
             _until_answered(
                 topics, lambda items: ask_to_configure(cluster, items, config), "configure topic {}", deadline
             )
@@ -619,24 +591,6 @@ class TopicAdmin:
                 found[name] = _listed(differences) if differences else "none of its brokers is there"
         return found
 
-    def end_offsets(
-        self, topics: Iterable[PartitionLike], isolation: Isolation = Isolation.READ_UNCOMMITTED
-    ) -> dict[PartitionLike, int]:
-        """Return the high watermark of each partition, or its last stable offset for ``READ_COMMITTED``.
-
-        Raises:
-            NotFoundError: A topic does not exist.
-        """
-        return self._offsets(topics, LATEST, isolation, "read the end")
-
-    def start_offsets(self, topics: Iterable[PartitionLike]) -> dict[PartitionLike, int]:
-        """Return the offset of the first record of each partition that has not been deleted.
-
-        Raises:
-            NotFoundError: A topic does not exist.
-        """
-        return self._offsets(topics, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset")
-
     def delete_records(self, before: Mapping[PartitionLike, int]) -> dict[PartitionLike, int]:
         """Delete the records below the given offsets; return the new first offsets, at least those asked for.
 
@@ -644,12 +598,11 @@ class TopicAdmin:
             NotFoundError: A topic does not exist.
             InvalidRequestError: An offset is beyond the high watermark.
         """
-        keys = {_address(partition): partition for partition in before}
+        keys = {address_of(partition): partition for partition in before}
         if not keys:
             return {}
-        deadline = self._deadline()
-        question = delete_records_question({place: before[key] for place, key in keys.items()}, deadline)
-        with self._cluster(deadline) as cluster:
+        with self._asking() as (cluster, deadline):
+            question = delete_records_question({place: before[key] for place, key in keys.items()}, deadline)
             first = ask_leaders(cluster, keys, question, "delete records", deadline)
         return {keys[place]: offset for place, offset in first.items()}
 
@@ -681,7 +634,7 @@ class TopicAdmin:
             TopicNotFoundError: A topic does not exist.
             InvalidRequestError: A topic has more partitions than were given; nothing was sealed.
         """
-        keys = {_address(partition): partition for partition in topics}
+        keys = {address_of(partition): partition for partition in topics}
         if not keys:
             return {}
 
@@ -689,7 +642,7 @@ class TopicAdmin:
             self.set_topic_config(names, settings)
             closed()
 
-        with self._cluster(Deadline(timeout_s)) as cluster:
+        with self._clusters.borrow(Deadline(timeout_s)) as cluster:
             sealer = Sealer(cluster, close, transactional_id=transactional_id, timeout_s=timeout_s)
             return {keys[place]: end for place, end in sealer.seal(keys, foreign_s).items()}
 
@@ -697,21 +650,6 @@ class TopicAdmin:
         """Return the existing topics that are closed to writers, which is the first step of sealing."""
         described = self.describe(topics)
         return frozenset(name for name, topic in described.items() if SEALED.items() <= topic.config.items())
-
-    def _offsets(
-        self, topics: Iterable[PartitionLike], timestamp: int, isolation: Isolation, doing: str
-    ) -> dict[PartitionLike, int]:
-        keys = {_address(partition): partition for partition in topics}
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
-            found = list_offsets(cluster, keys, timestamp, isolation, doing, deadline)
-        return {keys[place]: offset for place, offset in found.items()}
-
-    def _deadline(self) -> Deadline:
-        return Deadline(patience_s(self._timeout_s))
-
-    def _cluster(self, deadline: Deadline) -> AbstractContextManager[Cluster]:
-        return self._clusters.borrow(deadline)
 
     def _await_described(
         self, cluster: Cluster, wanted: Mapping[str, TopicSpec], deadline: Deadline
@@ -843,7 +781,3 @@ def _differences(spec: TopicSpec, actual: TopicDescription) -> dict[str, tuple[s
 
 def _listed(differences: Mapping[str, tuple[str, str]]) -> str:
     return ", ".join(f"{key} is {has}, not {want}" for key, (want, has) in sorted(differences.items()))
-
-
-def _address(partition: PartitionLike) -> tuple[str, int]:
-    return (partition, 0) if isinstance(partition, str) else partition

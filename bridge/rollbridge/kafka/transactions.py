@@ -23,16 +23,18 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum, auto
 from math import inf
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeVar, cast
 
 from kio.schema.describe_transactions.v0 import DescribeTransactionsRequest
 from kio.schema.end_txn.v5 import EndTxnRequest, EndTxnResponse
 from kio.schema.errors import ErrorCode
 from kio.schema.init_producer_id.v5 import InitProducerIdRequest, InitProducerIdResponse
-from kio.schema.produce.v12 import ProduceResponse
+from kio.schema.produce.v12 import ProduceRequest, ProduceResponse
+from kio.schema.produce.v12.request import PartitionProduceData, TopicProduceData
 from kio.schema.produce.v12.response import PartitionProduceResponse
 from kio.schema.types import ProducerId, TransactionalId
-from kio.static.primitive import i16, i32Timedelta
+from kio.static.primitive import Records, i16, i32Timedelta
+from kio.static.protocol import Payload
 
 from rollbridge.base.deadlines import Backoff, Deadline, Patience
 from rollbridge.base.errors import PortableError
@@ -41,17 +43,15 @@ from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.describe import DescribeTransactionsResponse, TransactionState
 from rollbridge.kafka.dispatch import (
+    IN_FLIGHT_MAX,
     LOOK_AGAIN_S,
-    PRODUCE_KEY,
-    PRODUCE_VERSION,
     REQUEST_BYTES,
     BatchOwner,
     Dispatcher,
-    produce_body,
-    request_start,
 )
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError
-from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, NodeId
+from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, LeaderQuestion, NodeId
+from rollbridge.kafka.offsets import by_topic
 from rollbridge.kafka.queues import Lane, PartitionQueue, QueuedBatch
 from rollbridge.kafka.records import HEADER_BYTES, BatchBuilder, RawBatch, check_data, stamped_header
 from rollbridge.stream.names import Partition
@@ -140,14 +140,12 @@ class SessionSender(BatchOwner[AppendedBatch]):
         session: ProduceSession,
         producer: ProducerFields,
         *,
-        max_in_flight: int,
         retry_timeout_ms: int,
         unknown_topic_timeout_ms: int,
         topic_timeout_ms: Callable[[str], int],
         locked_timeout_s: float,
     ) -> None:
         self._session = session
-        self._max_in_flight = max_in_flight
         self._retry_timeout_s = cluster.bounded_s(retry_timeout_ms / 1000)
         self._unknown_topic_timeout_s = unknown_topic_timeout_ms / 1000
         self._topic_timeout_ms = topic_timeout_ms
@@ -159,7 +157,7 @@ class SessionSender(BatchOwner[AppendedBatch]):
             transactional_id=producer.transactional_id,
             # Until the transaction has begun at its coordinator, which may wait for the markers of the previous one,
             # further requests would only be refused along with the first.
-            in_flight_max=max_in_flight if session.joined else 1,
+            in_flight_max=IN_FLIGHT_MAX if session.joined else 1,
             dial=lambda node: session.connection(cluster, node),
             is_usable=lambda connection: connection.alive(),
         )
@@ -205,7 +203,7 @@ class SessionSender(BatchOwner[AppendedBatch]):
                 else:
                     taken += self._enqueue(item)
             self._pump()
-            is_full = is_empty or self._bytes > self._max_in_flight * REQUEST_BYTES
+            is_full = is_empty or self._bytes > IN_FLIGHT_MAX * REQUEST_BYTES
             if self._outstanding and is_full and not self._has_failed():
                 self._await_answer()
             if self._has_failed() or (is_empty and not self._outstanding):
@@ -280,7 +278,7 @@ class SessionSender(BatchOwner[AppendedBatch]):
         self._outstanding -= 1
         self._bytes -= len(batch.data)
         self._session.joined = True
-        self._dispatch.in_flight_max = self._max_in_flight
+        self._dispatch.in_flight_max = IN_FLIGHT_MAX
         self._failing_since.pop(queue.target, None)
         self._backoff.reset()
 
@@ -653,13 +651,19 @@ def ask_coordinator(
 # raised at any point, any number of times, and leaves nothing but markers.
 
 _TRANSACTION_TIMEOUT_MS: Final = 60_000
-_BROKER_TIMEOUT_MS: Final = 5_000
+_BROKER_TIMEOUT: Final = timedelta(seconds=5)
 _FIRST_OF_CHECKSUM: Final = 17
 _VALUE: Final = bytes(78)
 
 
-def corrupt_batch(producer: ProducerFields | None = None) -> bytes:
-    """Return a batch that no broker accepts: its checksum is wrong, and it is larger than a marker."""
+_EXPECTED: Final = frozenset({ErrorCode.none, ErrorCode.message_too_large, ErrorCode.corrupt_message})
+
+
+def refused_batch(producer: ProducerFields | None = None) -> LeaderQuestion[ErrorCode]:
+    """Return the question how partitions refuse a batch that no broker accepts.
+
+    Its checksum is wrong, and it is larger than a marker, so the answer is CORRUPT_MESSAGE or MESSAGE_TOO_LARGE.
+    """
     builder = BatchBuilder(1 << 10)
     builder.append(0, None, _VALUE)
     batch = bytearray(builder.build())
@@ -667,7 +671,29 @@ def corrupt_batch(producer: ProducerFields | None = None) -> bytes:
         header = stamped_header(batch, producer_id=producer.producer_id, producer_epoch=producer.epoch, base_sequence=0)
         batch[:HEADER_BYTES] = header
     batch[_FIRST_OF_CHECKSUM] ^= 0xFF
-    return bytes(batch)
+    records = Records(bytes(batch))
+
+    def request(places: list[Partition]) -> ProduceRequest:
+        return ProduceRequest(
+            transactional_id=None if producer is None else TransactionalId(producer.transactional_id),
+            acks=i16(-1),
+            timeout=i32Timedelta.parse(_BROKER_TIMEOUT),
+            topic_data=tuple(
+                TopicProduceData(
+                    name=topic,
+                    partition_data=tuple(PartitionProduceData(index=item, records=records) for item in items),
+                )
+                for topic, items in by_topic(places).items()
+            ),
+        )
+
+    def answers(answer: Payload) -> Iterable[tuple[Partition, ErrorCode, ErrorCode]]:
+        for topic in cast(ProduceResponse, answer).responses:
+            for item in topic.partition_responses:
+                code = item.error_code
+                yield (str(topic.name), int(item.index)), ErrorCode.none if code in _EXPECTED else code, code
+
+    return LeaderQuestion(request, ProduceResponse, answers)
 
 
 class Barrier:
@@ -694,27 +720,11 @@ class Barrier:
         if self._producer is None:
             self._producer = self._take_over(timeout_s)
 
-    def join(self, connection: Connection, partitions: Iterable[Partition]) -> dict[Partition, ErrorCode]:
-        """Have partitions join; return for each the code with which its leader refused the joining batch.
-
-        MESSAGE_TOO_LARGE and CORRUPT_MESSAGE mean that the partition has joined.
-
-        Raises:
-            KafkaUnavailableError: The connection was lost.
-        """
+    def joining(self) -> LeaderQuestion[ErrorCode]:
+        """Return the question by which partitions join: MESSAGE_TOO_LARGE and CORRUPT_MESSAGE mean that they have."""
         if self._producer is None:
             raise AssertionError("a barrier is joined only while it is open")
-        connection.require(PRODUCE_KEY, PRODUCE_VERSION, "Produce")
-        batch = corrupt_batch(self._producer)
-        start = request_start(self._transactional_id, _BROKER_TIMEOUT_MS)
-        items = [(item, batch[:HEADER_BYTES], batch) for item in partitions]
-        connection.send_body(PRODUCE_KEY, PRODUCE_VERSION, produce_body(start, items))
-        answer = connection.receive(ProduceResponse)
-        return {
-            (topic.name, item.index): item.error_code
-            for topic in answer.responses
-            for item in topic.partition_responses
-        }
+        return refused_batch(self._producer)
 
     def close(self, timeout_s: float) -> None:
         """Abort the transaction; return when every joined partition has its marker.

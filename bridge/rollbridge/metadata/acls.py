@@ -147,8 +147,11 @@ class Access:
             raise InvalidNameError(f"group {group} has the name of a stream of its scope; nothing was granted")
         self._metadata.lay_out()
         self._metadata.ensure_group(group)
+        self._grant(self._places(group), identities)
+
+    def _grant(self, places: Iterable[tuple[str, int]], identities: Iterable[Id]) -> None:
         wanted = list(dict.fromkeys(identities))
-        for path, rights in self._places(group):
+        for path, rights in places:
             kept = [entry for entry in self._closed(path) if entry.id not in wanted]
             self._session.set_acl(path, [*kept, *(ACL(rights, item) for item in wanted)])
 
@@ -161,10 +164,7 @@ class Access:
         """
         self._need_identity()
         self._metadata.lay_out()
-        wanted = list(dict.fromkeys(identities))
-        for path, rights in GRANTED_TO_GATEWAYS.items():
-            kept = [entry for entry in self._closed(path) if entry.id not in wanted]
-            self._session.set_acl(path, [*kept, *(ACL(rights, item) for item in wanted)])
+        self._grant(GRANTED_TO_GATEWAYS.items(), identities)
 
     def revoke_gateways(self, identities: Iterable[str]) -> list[Id]:
         """Let identities be gateways no longer; they may be named without hashes. Return those that might."""

@@ -162,7 +162,8 @@ class Catalog:
         known = before.history if before is not None and before.config == config else None
         history = self._metadata.history(name, lambda: self._changed(stream), known)
         if known is not None and self._metadata.stream(name) != config:
-            return self._read_anew(stream)  # deleted and made again in between: nothing that was known holds
+            self.forget(stream)  # deleted and made again in between: nothing that was known holds
+            return self._read(stream)
         if history is None or config is None or config.state is StreamState.DELETING:
             if name.scope not in self._metadata.scopes():
                 raise StreamNotFoundError(
@@ -176,10 +177,6 @@ class Catalog:
                 self._views[stream] = view
                 self.generation += 1
         return view
-
-    def _read_anew(self, stream: str) -> StreamView:
-        self.forget(stream)
-        return self._read(stream)
 
     def _changed(self, stream: str) -> None:
         self._stale.add(stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Final
 
@@ -169,7 +170,7 @@ def held_among(session: ZooKeeperSession, clients: Sequence[str]) -> set[str]:
 
 def remembered_among(session: ZooKeeperSession, groups: Sequence[GroupName], clients: Sequence[str]) -> set[str]:
     """Return those of the clients that have a session on record in any of the groups."""
-    return _present(session, clients, [_session_in(group) for group in groups])
+    return _present(session, clients, [partial(paths.session, group) for group in groups])
 
 
 def _present(session: ZooKeeperSession, clients: Sequence[str], kinds: Sequence[Callable[[str], str]]) -> set[str]:
@@ -179,10 +180,6 @@ def _present(session: ZooKeeperSession, clients: Sequence[str], kinds: Sequence[
         nodes = session.get_many([path_of(client) for client in clients])
         found |= {client for client, node in zip(clients, nodes, strict=True) if node is not None}
     return found
-
-
-def _session_in(group: GroupName) -> Callable[[str], str]:
-    return lambda client: paths.session(group, client)
 
 
 def _removal(client: str, version: int, *, has_bucket: bool) -> list[NodeOperation]:

@@ -42,10 +42,13 @@ A ZooKeeper reply is limited to 1 MiB, hence the buckets.
 from __future__ import annotations
 
 import zlib
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeVar
 
 from rollbridge.base.ids import TransactionId
 from rollbridge.stream.names import GroupName, StreamName
+
+Name = TypeVar("Name", GroupName, StreamName)
 
 CLUSTER: Final = "/"
 COORDINATORS: Final = "/coordinators"
@@ -92,6 +95,10 @@ def gateway_holder(client: str) -> str:
     return f"{GATEWAY_HOLDERS}/{gateway_bucket(client)}/{client}"
 
 
+def _below(parent: Callable[[Name], str], child: str) -> Callable[[Name], str]:
+    return lambda name: f"{parent(name)}/{child}"
+
+
 def streams(scope: str) -> str:
     """Return the parent of a scope's streams."""
     return f"{SCOPES}/{scope}/streams"
@@ -101,9 +108,8 @@ def stream(name: StreamName) -> str:
     return f"{streams(name.scope)}/{name.stream}"
 
 
-def epochs(name: StreamName) -> str:
-    """Return the parent of a stream's epoch records."""
-    return f"{stream(name)}/epochs"
+epochs: Final = _below(stream, "epochs")
+"""Parent of a stream's epoch records."""
 
 
 def epoch(name: StreamName, number: int) -> str:
@@ -111,14 +117,10 @@ def epoch(name: StreamName, number: int) -> str:
     return f"{epochs(name)}/{number:010d}"
 
 
-def truncation(name: StreamName) -> str:
-    """Return the node that lists removed segments of a stream and keeps the foundation of dropped epochs."""
-    return f"{stream(name)}/truncation"
-
-
-def retention(name: StreamName) -> str:
-    """Return the node of the marks at which a stream may be truncated."""
-    return f"{stream(name)}/retention"
+truncation: Final = _below(stream, "truncation")
+"""Node that lists removed segments of a stream and keeps the foundation of dropped epochs."""
+retention: Final = _below(stream, "retention")
+"""Node of the marks at which a stream may be truncated."""
 
 
 def deleted_streams(scope: str) -> str:
@@ -126,14 +128,10 @@ def deleted_streams(scope: str) -> str:
     return f"{SCOPES}/{scope}/former"
 
 
-def late(name: StreamName) -> str:
-    """Return the node of the records behind the ends of a stream's sealed segments."""
-    return f"{stream(name)}/late"
-
-
-def stream_fault(name: StreamName) -> str:
-    """Return the node of a stream's fault; it exists while the stream's transactions cannot be merged."""
-    return f"{stream(name)}/fault"
+late: Final = _below(stream, "late")
+"""Node of the records behind the ends of a stream's sealed segments."""
+stream_fault: Final = _below(stream, "fault")
+"""Node of a stream's fault; it exists while the stream's transactions cannot be merged."""
 
 
 def adopted(topic: str) -> str:
@@ -150,74 +148,34 @@ def group(name: GroupName) -> str:
     return f"{GROUPS}/{name.node}"
 
 
-def controller(name: GroupName) -> str:
-    """Return the node of a group's controller epoch."""
-    return f"{group(name)}/controller"
-
-
-def counter(name: GroupName) -> str:
-    """Return the node of a group's transaction counter; see :mod:`rollbridge.base.ids`."""
-    return f"{group(name)}/counter"
-
-
-def log_marks(name: GroupName) -> str:
-    """Return the node of the marks in a group's commit log."""
-    return f"{group(name)}/marks"
-
-
-def leader(name: GroupName) -> str:
-    """Return the ephemeral node of a group's leader."""
-    return f"{group(name)}/leader"
-
-
-def requests(name: GroupName) -> str:
-    """Return the parent of a group's admin requests."""
-    return f"{group(name)}/requests"
-
-
-def answers(name: GroupName) -> str:
-    """Return the parent of the answers to a group's admin requests."""
-    return f"{group(name)}/answers"
-
-
-def committing(name: GroupName) -> str:
-    """Return the node of the rolling commit that is being carried out."""
-    return f"{group(name)}/committing"
-
-
-def merging(name: GroupName) -> str:
-    """Return the parent of the records of large transactions that are being merged in the background."""
-    return f"{group(name)}/merging"
-
-
-def scaling(name: GroupName) -> str:
-    """Return the node of the scale that is being carried out."""
-    return f"{group(name)}/scaling"
-
-
-def scaling_waits(name: GroupName) -> str:
-    """Return the node that says which streams wait to be scaled by their load, and for what."""
-    return f"{group(name)}/scaling-waits"
-
-
-def pending_changes(name: GroupName) -> str:
-    """Return the parent of scales and rolling commits that wait, half done, for native transactions of others."""
-    return f"{group(name)}/suspended"
-
-
-def unreadable(name: GroupName) -> str:
-    """Return the parent of changes that a leader could not read and has put aside; it is made for the first."""
-    return f"{group(name)}/unreadable"
-
-
-def outdated(name: GroupName) -> str:
-    """Return the node that says why ZooKeeper was set back; it must be repaired before anybody leads."""
-    return f"{group(name)}/outdated"
-
-
-def transactions(name: GroupName) -> str:
-    """Return the parent of the buckets of transaction records."""
-    return f"{group(name)}/transactions"
+controller: Final = _below(group, "controller")
+"""Node of a group's controller epoch."""
+counter: Final = _below(group, "counter")
+"""Node of a group's transaction counter; see :mod:`rollbridge.base.ids`."""
+log_marks: Final = _below(group, "marks")
+"""Node of the marks in a group's commit log."""
+leader: Final = _below(group, "leader")
+"""Ephemeral node of a group's leader."""
+requests: Final = _below(group, "requests")
+"""Parent of a group's admin requests."""
+answers: Final = _below(group, "answers")
+"""Parent of the answers to a group's admin requests."""
+committing: Final = _below(group, "committing")
+"""Node of the rolling commit that is being carried out."""
+merging: Final = _below(group, "merging")
+"""Parent of the records of large transactions that are being merged in the background."""
+scaling: Final = _below(group, "scaling")
+"""Node of the scale that is being carried out."""
+scaling_waits: Final = _below(group, "scaling-waits")
+"""Node that says which streams wait to be scaled by their load, and for what."""
+pending_changes: Final = _below(group, "suspended")
+"""Parent of scales and rolling commits that wait, half done, for native transactions of others."""
+unreadable: Final = _below(group, "unreadable")
+"""Parent of changes that a leader could not read and has put aside; it is made for the first."""
+outdated: Final = _below(group, "outdated")
+"""Node that says why ZooKeeper was set back; it must be repaired before anybody leads."""
+transactions: Final = _below(group, "transactions")
+"""Parent of the buckets of transaction records."""
 
 
 def bucket(transaction: TransactionId) -> str:
@@ -229,9 +187,8 @@ def transaction(name: GroupName, identifier: TransactionId) -> str:
     return f"{transactions(name)}/{bucket(identifier)}/{identifier}"
 
 
-def parts_of(name: GroupName) -> str:
-    """Return the parent of the part counters of a group's transactions."""
-    return f"{group(name)}/parts"
+parts_of: Final = _below(group, "parts")
+"""Parent of the part counters of a group's transactions."""
 
 
 def parts(name: GroupName, identifier: TransactionId) -> str:
@@ -239,9 +196,8 @@ def parts(name: GroupName, identifier: TransactionId) -> str:
     return f"{parts_of(name)}/{identifier}"
 
 
-def sessions(name: GroupName) -> str:
-    """Return the parent of the sessions of a group's clients."""
-    return f"{group(name)}/sessions"
+sessions: Final = _below(group, "sessions")
+"""Parent of the sessions of a group's clients."""
 
 
 def session(name: GroupName, client: str) -> str:

@@ -134,25 +134,14 @@ STATES: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class NodeStat:
-    """Metadata of a node without its value; ``owner_session_id`` is None unless it is ephemeral."""
+class Znode:
+    """Node as it was read; ``owner_session_id`` is None unless it is ephemeral."""
 
     version: int
     created_ms: int
     modified_ms: int
     owner_session_id: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Znode(NodeStat):
-    """Node as it was read."""
-
     value: bytes
-
-
-def stat_of(stat: ZnodeStat) -> NodeStat:
-    """Convert kazoo's stat."""
-    return NodeStat(stat.version, stat.ctime, stat.mtime, stat.owner_session_id)
 
 
 def node_of(answer: tuple[bytes, ZnodeStat]) -> Znode:
@@ -271,7 +260,7 @@ def add_operation(request: TransactionRequest, path: str, operation: NodeOperati
     return size
 
 
-__all__ = ["REQUEST_BYTES_MAX", "NodeStat", "SessionState", "Watch", "Znode", "ZooKeeperSession"]
+__all__ = ["REQUEST_BYTES_MAX", "SessionState", "Watch", "Znode", "ZooKeeperSession"]
 
 logger = logging.getLogger(__name__)
 
@@ -472,10 +461,10 @@ class ZooKeeperSession:
             return self.children(path, once)
         return sorted(names)
 
-    def exists(self, path: str, watch: Watch | None = None) -> NodeStat | None:
-        """Return the metadata of the node, or None. ``watch`` as in :meth:`get`."""
+    def exists(self, path: str, watch: Watch | None = None) -> Znode | None:
+        """Return the node without its value, or None. ``watch`` as in :meth:`get`."""
         stat: ZnodeStat | None = self._read(path, self._client.exists_async, watch)
-        return None if stat is None else stat_of(stat)
+        return None if stat is None else node_of((b"", stat))
 
     def get_many(self, paths: Sequence[str]) -> list[Znode | None]:
         """Return several nodes, asked for together; None for an absent one."""

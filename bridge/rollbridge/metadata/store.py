@@ -156,15 +156,13 @@ class Metadata:
 
     def stream_faults(self, names: Sequence[StreamName]) -> dict[StreamName, StreamFault]:
         """Return why transactions of streams are not merged, of those that are in an error state, or may be."""
+        wanted = [paths.stream_fault(name) for name in names]
         found: dict[StreamName, StreamFault] = {}
-        for name, node in zip(names, self.get_each([paths.stream_fault(name) for name in names]), strict=True):
-            try:
-                if isinstance(node, RollbridgeError):
-                    raise node
-                if node is not None:
-                    found[name] = StreamFault.from_json(node.value)
-            except RollbridgeError as fault:
-                found[name] = StreamFault(f"its fault cannot be read: {fault}", METADATA_UNREADABLE, "", 0)
+        for name, said in zip(names, self._each_of(wanted, StreamFault.from_json), strict=True):
+            if isinstance(said, RollbridgeError):
+                found[name] = StreamFault(f"its fault cannot be read: {said}", METADATA_UNREADABLE, "", 0)
+            elif said is not None:
+                found[name] = said
         return found
 
     def scaling_waits(self, group: GroupName) -> ScalingWaits:
@@ -250,20 +248,21 @@ class Metadata:
             for stream in names:
                 with suppress(InvalidNameError):  # not a node of ours
                     wanted.append(StreamName(item, stream))
-        found: dict[StreamName, StreamConfig | RollbridgeError] = {}
-        for name, node in zip(wanted, self.get_each(list(map(paths.stream, wanted))), strict=True):
-            if isinstance(node, RollbridgeError):
-                found[name] = node
-            elif node is not None:
-                try:
-                    found[name] = StreamConfig.from_json(node.value)
-                except CorruptDataError as fault:
-                    found[name] = fault
-        return found
+        found = self._each_of(list(map(paths.stream, wanted)), StreamConfig.from_json)
+        return {name: said for name, said in zip(wanted, found, strict=True) if said is not None}
 
     def get_each(self, wanted: list[str]) -> list[Znode | ZooKeeperRefusedError | None]:
         """Return nodes; the error in place of each that ZooKeeper refuses to return."""
         return _each(self.session.get_many, wanted)
+
+    def _each_of(self, wanted: list[str], decode: Callable[[bytes], T]) -> Iterator[T | RollbridgeError | None]:
+        """Yield the records in nodes; the error in place of each that cannot be read."""
+        for node in self.get_each(wanted):
+            try:
+                known = _readable(node)
+                yield None if known is None else decode(known.value)
+            except RollbridgeError as fault:
+                yield fault
 
     def lay_out(self) -> None:
         """Create the missing parents of everything else, so that they belong to this session's identity."""
@@ -316,14 +315,8 @@ class Metadata:
     def group_records(self) -> dict[GroupName, Group | RollbridgeError]:
         """Return the records of all groups; the error in place of each that cannot be read."""
         names = self.groups()
-        found: dict[GroupName, Group | RollbridgeError] = {}
-        for name, node in zip(names, self.get_each(list(map(paths.group, names))), strict=True):
-            try:
-                if (known := _readable(node)) is not None:
-                    found[name] = Group.from_json(known.value)
-            except RollbridgeError as fault:
-                found[name] = fault
-        return found
+        found = self._each_of(list(map(paths.group, names)), Group.from_json)
+        return {name: said for name, said in zip(names, found, strict=True) if said is not None}
 
     def ensure_group(self, name: GroupName, created_ms: int | None = None) -> bool:
         """Create the missing nodes of a group, which a coordinator then takes over; return True if there were any."""
@@ -777,9 +770,7 @@ def look_at_streams(metadata: Metadata, scope: str | None = None) -> tuple[list[
 
 def _records(metadata: Metadata, coordinators: Sequence[str]) -> dict[str, Coordinator]:
     found = {}
-    for name, node in zip(
-        coordinators, metadata.get_each([paths.coordinator(name) for name in coordinators]), strict=True
-    ):
+    for name, node in zip(coordinators, metadata.get_each(list(map(paths.coordinator, coordinators))), strict=True):
         try:
             known = _readable(node)
             if known is not None and known.value:

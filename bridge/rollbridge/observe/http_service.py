@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from errno import ECONNREFUSED, EMSGSIZE
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPMessage
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -130,7 +131,7 @@ class BoundHttpServer(ThreadingHTTPServer):
     block_on_close = False  # what is under way ends with the process
     request_queue_size = 128
 
-    def __init__(self, host: str, port: int, handler: type[BoundedHandler]) -> None:
+    def __init__(self, host: str, port: int, handler: Callable[..., BoundedHandler]) -> None:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         self.address_family = family
         self._places = ConnectionSlots()
@@ -256,7 +257,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
 class ProbeHttpServer(BoundHttpServer):
     """The same server at a Unix socket, which only its own user can open."""
 
-    def __init__(self, path: str, handler: type[BoundedHandler]) -> None:
+    def __init__(self, path: str, handler: Callable[..., BoundedHandler]) -> None:
         self._path = Path(path)
         self._is_bound = False
         self._places = ConnectionSlots(of_address=CONNECTIONS_MAX)
@@ -370,8 +371,9 @@ class Endpoint(HttpService):
         Raises:
             LocalEnvironmentError: the address cannot be used.
         """
+        handler = partial(_Handler, host.lower(), MetricsPage(metrics), faults, alive)
         super().__init__(
-            lambda: _Server(host, port, MetricsPage(metrics), faults, alive),
+            lambda: BoundHttpServer(host, port, handler),
             what=f"metrics cannot be served at {host}:{port}",
             title="metrics and health",
             thread="metrics",
@@ -388,40 +390,24 @@ class Probe(HttpService):
             LocalEnvironmentError: the socket cannot be used.
         """
         super().__init__(
-            lambda: _ProbeServer(path, faults, alive),
+            lambda: ProbeHttpServer(path, partial(_Handler, "", None, faults, alive)),
             what=f"probes cannot be answered at {path}",
             title="probes",
             thread="probe",
         )
 
 
-class _Server(BoundHttpServer):
+class _Handler(BoundedHandler):
     def __init__(
         self,
         host: str,
-        port: int,
-        metrics: MetricsPage,
+        metrics: MetricsPage | None,
         faults: Callable[[], list[str]],
         alive: Callable[[], list[str]],
+        *connection: Any,
     ) -> None:
-        self.host = host.lower()
-        self.metrics = metrics
-        self.faults = faults
-        self.alive = alive
-        super().__init__(host, port, _Handler)
-
-
-class _ProbeServer(ProbeHttpServer):
-    def __init__(self, path: str, faults: Callable[[], list[str]], alive: Callable[[], list[str]]) -> None:
-        self.host = ""
-        self.metrics = None
-        self.faults = faults
-        self.alive = alive
-        super().__init__(path, _Handler)
-
-
-class _Handler(BoundedHandler):
-    server: _Server | _ProbeServer
+        self._host, self._metrics, self._faults, self._alive = host, metrics, faults, alive
+        super().__init__(*connection)
 
     def do_GET(self) -> None:
         try:
@@ -448,19 +434,19 @@ class _Handler(BoundedHandler):
         name = host.partition(":")[0]
         labels = name.split(".")
         is_private = len(labels) == 1 or labels[-1] in _PRIVATE
-        known = {"localhost", self.server.host, name if is_private or labels[0] == _MACHINE else ""}
+        known = {"localhost", self._host, name if is_private or labels[0] == _MACHINE else ""}
         return is_own_host(host, known - {""})
 
     def _answer(self, path: str) -> tuple[HTTPStatus, bytes, str]:
         match path:
             case "/metrics" if not self._is_asked_by_name():
                 return _said(HTTPStatus.FORBIDDEN, ["ask for /metrics by address, or by the name of this machine"])
-            case "/metrics" if self.server.metrics is not None:
-                return HTTPStatus.OK, *self.server.metrics.read(self.headers.get("Accept", ""))
+            case "/metrics" if self._metrics is not None:
+                return HTTPStatus.OK, *self._metrics.read(self.headers.get("Accept", ""))
             case "/healthz":
-                return _told(self.server.faults())
+                return _told(self._faults())
             case "/livez":
-                return _told(self.server.alive())
+                return _told(self._alive())
             case _:
                 return _said(HTTPStatus.NOT_FOUND, ["there are /metrics, /healthz and /livez"])
 

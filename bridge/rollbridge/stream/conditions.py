@@ -4,12 +4,12 @@ A conditional write is appended first, in a native transaction of its own. Its o
 once all of these are committed or aborted, it is decided. :func:`judge` decides a whole round, that is, several
 adjacent writes. On request it also refuses decreasing transaction ids of the user's.
 
-==========  =======================================================================================================
-scope       the condition holds if ==========
-======================================================================================================= segment     the
-last committed record before the write, along the lineage of its key, matches what is expected key         no committed
-record *with this key* is after the expected place; EMPTY: the key was never written ==========
-=======================================================================================================
+===========  =======================================================================================================
+scope        the condition holds if
+===========  =======================================================================================================
+``segment``  the last committed record before the write, along the lineage of its key, matches what is expected
+``key``      no committed record *with this key* is after the expected place; EMPTY: the key was never written
+===========  =======================================================================================================
 
 Source: DistributedLog CAS proposal: a write is refused "if the provided SN does not match the SN of last written
 record", and ``TransactionIdOutOfOrderException``. The scope ``key`` is added.

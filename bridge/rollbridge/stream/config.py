@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, ClassVar, Final, Self
+from typing import Annotated, ClassVar, Final, Self, TypeVar
 
 from rollbridge.base.errors import InvalidRequestError
 from rollbridge.base.ids import SegmentId
@@ -29,6 +29,7 @@ RETENTION_GROUPS_MAX = 100
 RETENTION_GROUP_CHARACTERS_MAX = 255
 _LONG_MAX = (1 << 63) - 1
 MINUTE_MS = 60_000
+Choice = TypeVar("Choice", bound=StrEnum)
 _GROWTH_BYTES: Final = 256
 _GROWTH_SHARE: Final = 256
 """By how much what cannot be compressed grows at most: so many bytes, and this part of it."""
@@ -63,19 +64,6 @@ class RecordTimes(StrEnum):
     """That of the commit: the latest record of each batch gets it, and the others keep their distance from that one."""
 
 
-def record_times(text: str) -> RecordTimes | None:
-    """Return what a request asks for; None if it leaves that as it is.
-
-    Raises:
-        InvalidRequestError: there are no such times.
-    """
-    try:
-        return RecordTimes(text) if text else None
-    except ValueError:
-        known = " and ".join(RecordTimes)
-        raise InvalidRequestError(f"{text!r} says not whose times records have: {known} do") from None
-
-
 def outlived(topic: str, kept_ms: int, begun_ms: int, at_ms: int) -> str | None:
     """Return what a transaction has written that a topic would delete at a time by its ``retention.ms``.
 
@@ -91,16 +79,20 @@ def outlived(topic: str, kept_ms: int, begun_ms: int, at_ms: int) -> str | None:
 
 
 def header_form(text: str) -> HeaderForm | None:
-    """Return what a request asks for; None if it leaves that as it is.
+    """Return what a request asks for; None if it leaves that as it is. Raises InvalidRequestError for another text."""
+    return _chosen(HeaderForm, text, "which records carry a header")
 
-    Raises:
-        InvalidRequestError: there is no such form.
-    """
+
+def record_times(text: str) -> RecordTimes | None:
+    """Return what a request asks for; None if it leaves that as it is. Raises InvalidRequestError for another text."""
+    return _chosen(RecordTimes, text, "whose times records have")
+
+
+def _chosen(kind: type[Choice], text: str, what: str) -> Choice | None:
     try:
-        return HeaderForm(text) if text else None
+        return kind(text) if text else None
     except ValueError:
-        known = " and ".join(HeaderForm)
-        raise InvalidRequestError(f"{text!r} says not which records carry a header: {known} do") from None
+        raise InvalidRequestError(f"{text!r} says not {what}: {' and '.join(kind)} do") from None
 
 
 @dataclass(frozen=True, slots=True)

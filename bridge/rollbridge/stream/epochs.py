@@ -175,14 +175,7 @@ class EpochRecord(NodeRecord):
 
     def segment_at(self, position: float) -> Segment:
         """Return the segment that holds a position in [0, 1)."""
-        low, high = 0, len(self.segments)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self.segments[middle].range.low <= position:
-                low = middle
-            else:
-                high = middle
-        return self.segments[low]
+        return self.segments[bisect_right(self.segments, position, key=lambda item: item.range.low) - 1]
 
     def segment_numbered(self, number: int) -> Segment:
         """Return the segment with a number.

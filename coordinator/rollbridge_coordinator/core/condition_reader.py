@@ -193,7 +193,7 @@ class RetentionReader:
         return frozenset(before) - self._ask(list(before), question, ELECTION_S).keys()
 
     def _ask(
-        self, partitions: Sequence[Partition], question: LeaderQuestion, patience_s: float
+        self, partitions: Sequence[Partition], question: LeaderQuestion[int], patience_s: float
     ) -> dict[Partition, int]:
         """Return what leaders have answered in time; a partition without a leader holds up no other."""
         found: dict[Partition, int] = {}

@@ -299,10 +299,10 @@ def restore_snapshots(group: GroupState) -> Steps[tuple[int, Sequence[tuple[str,
             known.remains += (keys[at],)
             known.changes += 1
         ongoing = None
-        if choice.snapshot is not None:
-            yield from _adopt(group, partition, known, choice.snapshot, found)
-            ongoing = _choose_ongoing(group, partition, known, choice.snapshot, found[state.index_topic])
-        place = BufferPlace(topic_id, str(config.name), choice.snapshot, ongoing, starts[partition], ends[partition])
+        if choice.record is not None:
+            yield from _adopt(group, partition, known, choice.record, found)
+            ongoing = _choose_ongoing(group, partition, known, choice.record, found[state.index_topic])
+        place = BufferPlace(topic_id, str(config.name), choice.record, ongoing, starts[partition], ends[partition])
         if ongoing is not None:
             known.spared = Needed(ongoing.replay_position, place.log_floor(log_end))
         group.fold.positions[partition] = place.floor

@@ -188,10 +188,10 @@ class Standby(threading.Thread):
         self._metadata.session.children(paths.streams(self._group.scope), self._changed.set)
         configs = self._readable()
         log = self._group.commit_log_topic
-        log_end = self._kafka.topics.end_offsets([log])[log]  # before those of the buffers
+        log_end = self._kafka.topics.end([log])[log]  # before those of the buffers
         reader = SnapshotReader(self._kafka, self._group.scope)
         found = [item for config in configs for item in reader.of(config)]
-        starts = self._kafka.topics.start_offsets([*(item.partition for item in found), log])
+        starts = self._kafka.topics.first([*(item.partition for item in found), (log, 0)])
         places = {
             item.partition: BufferPlace(
                 item.stream.buffer_topic_id,
@@ -204,7 +204,7 @@ class Standby(threading.Thread):
             for item in found
         }
         start = log_start(places, log_end, self._settings.leader.outcomes_again)
-        return _Look(places, max(start, starts[log]))  # what was truncated is in the record of ended transactions
+        return _Look(places, max(start, starts[log, 0]))  # what was truncated is in the record of ended transactions
 
     def _readable(self) -> list[StreamConfig]:
         """Return the streams that a takeover would lead: those whose settings and buffers can be read."""

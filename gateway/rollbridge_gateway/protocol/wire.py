@@ -12,19 +12,18 @@ from __future__ import annotations
 import io
 import struct
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, make_dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib import import_module
 from typing import Any, Final, Literal, NamedTuple, cast
 
-from kio.schema.describe_transactions.v0 import response as described
 from kio.schema.index import api_key_map, schema_name_map
 from kio.serial import entity_reader, entity_writer
 from kio.serial._implicit_defaults import get_implicit_default
 from kio.serial._introspect import EntityField, EntityTupleField, classify_field, is_optional
 from kio.static.constants import EntityType
-from kio.static.primitive import i64
 
+from rollbridge.kafka.describe import DescribeTransactionsResponse
 from rollbridge_gateway.protocol.versions import Api
 
 # Check that the lengths in a request are within its bytes, before anything is made of them.
@@ -219,20 +218,6 @@ class Peeked(NamedTuple):
     acks: int
 
 
-def _with_field(kind: type[Any], name: str, type_: Any, **metadata: str) -> type[Any]:
-    changed = [(name, type_, field(metadata=metadata))]
-    return make_dataclass(kind.__name__, changed, bases=(kind,), frozen=True, slots=True, kw_only=True)
-
-
-_TRANSACTION_STATE: Final = _with_field(described.TransactionState, "transaction_start_time", i64, kafka_type="int64")
-"""Of a transaction that is not open it is -1, which is no time to kio."""
-_DESCRIBED: Final = _with_field(
-    described.DescribeTransactionsResponse,
-    "transaction_states",
-    tuple[_TRANSACTION_STATE, ...],  # type: ignore[valid-type]
-)
-
-
 @cache
 def schema(key: int, version: int, kind: MessageKind) -> type[Any]:
     """Return the class of a request or an answer.
@@ -241,7 +226,7 @@ def schema(key: int, version: int, kind: MessageKind) -> type[Any]:
         MalformedError: kio does not know that version.
     """
     if (key, version, kind) == (Api.DESCRIBE_TRANSACTIONS, 0, EntityType.response):
-        return _DESCRIBED
+        return DescribeTransactionsResponse
     try:
         module, _, name = schema_name_map[api_key_map[key]][version][kind].partition(":")
     except KeyError:
