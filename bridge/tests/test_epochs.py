@@ -13,7 +13,7 @@ from bridge.tests.strategies import histories, partitions
 from rollbridge.base.ids import Epoch, SegmentId
 from rollbridge.errors import InvalidRequestError
 from rollbridge.stream.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
-from rollbridge.stream.keyspace import KeyRange, KeySpace, even_ranges, key_hash
+from rollbridge.stream.keyspace import KeyRange, even_ranges
 from rollbridge.stream.segment_graph import Segment
 
 positions = st.floats(0.0, 1.0, exclude_max=True)
@@ -29,13 +29,6 @@ def test_a_position_lies_in_exactly_one_segment_of_each_epoch(history: EpochHist
     for record in history.records:
         holders = [item for item in record.segments if position in item.range]
         assert holders == [record.segment_at(position)]
-
-
-@given(st.binary(), st.sampled_from([1, 2, 4, 64, 4096]))
-def test_a_key_goes_to_the_segment_of_its_hash(key: bytes, segments: int) -> None:
-    """With a power of two segments of the same size, the upper bits of the hash are the number of the segment."""
-    active = EpochHistory.create(even_ranges(segments), 0).active
-    assert active.segment_at(KeySpace().position(key)).id.number == key_hash(key) * segments >> 64
 
 
 def connected(history: EpochHistory, epoch: int, numbers: set[int]) -> tuple[set[SegmentId], set[int]]:
@@ -87,16 +80,6 @@ def test_segments_that_are_active_need_no_roll(history: EpochHistory, data: st.D
     assume(numbers)
     with pytest.raises(InvalidRequestError, match="merge into the active epoch directly"):
         history.plan_rolling(epoch, 1, data.draw(st.lists(st.sampled_from(numbers), min_size=1)))
-
-
-@given(histories())
-def test_a_sealed_end_is_known_exactly_for_segments_that_ended(history: EpochHistory) -> None:
-    for record in history.records:
-        for item in history.ended_with(record.epoch):
-            assert record.sealed_ends is not None
-            assert history.sealed_end(item.id) == record.sealed_ends[item.id]
-    for segment in history.active.segment_ids:
-        assert history.sealed_end(segment) is None
 
 
 @given(histories(), st.data())

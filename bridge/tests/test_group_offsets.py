@@ -36,10 +36,16 @@ PLACES = st.tuples(st.sampled_from(["a", "b", "c"]) | NAMES, st.integers(0, 3) |
 OFFSETS = st.dictionaries(PLACES, st.tuples(st.integers(0, (1 << 63) - 1), st.none() | DETAILS), min_size=1, max_size=9)
 
 
-def group_of(name: str, said: dict[tuple[str, int], tuple[int, OffsetDetails | None]], *member: Any) -> GroupOffsets:
+def group_of(
+    name: str,
+    said: dict[tuple[str, int], tuple[int, OffsetDetails | None]],
+    generation: int,
+    member: str,
+    instance: str | None,
+) -> GroupOffsets:
     offsets = {where: offset for where, (offset, _) in said.items()}
     details = {where: item for where, (_, item) in said.items() if item is not None}
-    return GroupOffsets(name, offsets, *member, details=details)
+    return GroupOffsets(name, offsets, generation, member, instance, details=details)
 
 
 GROUPS = st.builds(
