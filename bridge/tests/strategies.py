@@ -62,7 +62,7 @@ def rolls_of(draw: st.DrawFn, history: EpochHistory, epoch: int, now: int) -> tu
 
 
 @st.composite
-def histories(draw: st.DrawFn, steps_max: int = 6, *, roots_age: bool = True) -> EpochHistory:
+def histories(draw: st.DrawFn, steps_max: int = 6) -> EpochHistory:
     """The history of a stream after any sequence of scales and rolling commits, all sealed ends known.
 
     Sealed ends are small, so that empty segments and whole empty epochs are common.
@@ -78,7 +78,7 @@ def histories(draw: st.DrawFn, steps_max: int = 6, *, roots_age: bool = True) ->
         records: tuple[EpochRecord, ...]
         if roots and roll:
             duplicate, again = draw(rolls_of(history, draw(st.sampled_from(roots)), now))
-            records = duplicate, history.renewed(again, 0) if roots_age and draw(st.booleans()) else again
+            records = duplicate, history.renewed(again, 0) if draw(st.booleans()) else again
         else:
             active = list(history.active.segments)
             sealed = draw(st.lists(st.sampled_from(active), min_size=1, unique_by=lambda item: item.id))

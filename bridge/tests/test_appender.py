@@ -76,15 +76,6 @@ def test_both_fencing_codes_fence(table: dict[ErrorCode, Meaning]) -> None:
     assert {code.value for code in fencing} == {47, 90}
 
 
-def test_what_the_protocol_calls_retriable_is_never_a_refusal_of_the_producer() -> None:
-    # Two that are retriable for other requests: here the batch is as wrong the second time as the first.
-    exceptions = {ErrorCode.corrupt_message}
-    retried = {Meaning.RETRY, Meaning.REFRESH, Meaning.UNKNOWN}
-    for code, what in codes.PRODUCE.items():
-        if code.retriable and code not in exceptions:
-            assert what in retried, code
-
-
 def test_definite_refusals_of_a_batch() -> None:
     for code in (
         ErrorCode.message_too_large,

@@ -46,6 +46,7 @@ def sn(offset: int, *, epoch: int = 1, number: int = 1, transaction_id: int | No
 
 OLD, NEW = sn(9, epoch=0, number=0), sn(5)
 TAGGED = sn(5, transaction_id=7)
+LOCAL = SN(DLSN(1, 1, 5, 3), None, 15)
 
 SEGMENT_TABLE = [
     # expected, last record of the segment, whether it holds
@@ -70,6 +71,9 @@ SEGMENT_TABLE = [
     (SN(sequence_id=16), NEW, False),
     (SN(sequence_id=9), OLD, True),
     (SN(dlsn=DLSN(1, 1, 5)), NEW, True),
+    (SN(dlsn=DLSN(1, 1, 5)), LOCAL, True),
+    (SN(dlsn=DLSN(1, 1, 5, 3)), LOCAL, True),
+    (SN(dlsn=DLSN(1, 1, 5, 4)), LOCAL, False),
     (SN(dlsn=DLSN(1, 1, 5), sequence_id=14), NEW, False),
     (SN(transaction_id=7), TAGGED, True),
     (SN(transaction_id=7), NEW, False),

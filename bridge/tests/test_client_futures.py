@@ -18,7 +18,6 @@ from rollbridge.client.futures import Completion, FrameLimits, PartSegment, Writ
 from rollbridge.client.results import CommitResult, PartHandle, Piece, find_ends
 from rollbridge.commitlog.control import EXPIRED, ControlKind, ControlRecord, Placement, Run
 from rollbridge.errors import (
-    IncompleteError,
     InvalidRequestError,
     OutcomeUnknownError,
     RollbridgeError,
@@ -143,19 +142,6 @@ def test_each_raise_is_of_an_error_of_its_own() -> None:
     completion = Completion(ID.bytes)
     completion.settle(control(ControlKind.ABORT, reason="x"), 0)
     assert completion.error() is not completion.error()
-
-
-def test_the_log_has_the_last_word_about_a_failed_send() -> None:
-    completion = Completion(ID.bytes)
-    completion.failure = OSError("gone")
-    completion.fail()
-    assert isinstance(completion.error(), IncompleteError)
-    completion.settle(control(ControlKind.ABORT, reason="incomplete: gone"), 0)
-    assert isinstance(completion.error(), IncompleteError)
-    committed = Completion(ID.bytes)
-    committed.failure = OSError("the commit's acknowledgement was lost")
-    committed.settle(control(ControlKind.COMMIT), 0)
-    assert committed.error() is None
 
 
 def test_a_record_of_a_part_that_the_commit_left_out_says_so() -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
-from math import nextafter
 
 import pytest
 from hypothesis import assume, given
@@ -15,25 +13,10 @@ from bridge.tests.strategies import histories, partitions
 from rollbridge.base.ids import Epoch, SegmentId
 from rollbridge.errors import InvalidRequestError
 from rollbridge.stream.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
-from rollbridge.stream.keyspace import KeyRange, KeySpace, even_ranges, key_hash
+from rollbridge.stream.keyspace import KeyRange, even_ranges
 from rollbridge.stream.segment_graph import Segment
 
 positions = st.floats(0.0, 1.0, exclude_max=True)
-
-
-def cells(history: EpochHistory) -> list[float]:
-    """One position out of each cell of the key space that no range of the history divides."""
-    ends = {end for record in history.records for item in record.segments for end in (item.range.low, item.range.high)}
-    return sorted(ends - {1.0})
-
-
-@given(histories())
-def test_every_epoch_partitions_the_key_space(history: EpochHistory) -> None:
-    for record in history.records:
-        assert record.segments[0].range.low == 0.0
-        assert record.segments[-1].range.high == 1.0
-        for before, after in pairwise(record.segments):
-            assert before.range.high == after.range.low
 
 
 @given(histories())
@@ -46,55 +29,6 @@ def test_a_position_lies_in_exactly_one_segment_of_each_epoch(history: EpochHist
     for record in history.records:
         holders = [item for item in record.segments if position in item.range]
         assert holders == [record.segment_at(position)]
-
-
-@given(st.binary(), st.sampled_from([1, 2, 4, 64, 4096]))
-def test_a_key_goes_to_the_segment_of_its_hash(key: bytes, segments: int) -> None:
-    """With a power of two segments of the same size, the upper bits of the hash are the number of the segment."""
-    active = EpochHistory.create(even_ranges(segments), 0).active
-    assert active.segment_at(KeySpace().position(key)).id.number == key_hash(key) * segments >> 64
-
-
-@given(histories())
-def test_ends_of_ranges_belong_to_the_upper_neighbour(history: EpochHistory) -> None:
-    for record in history.records:
-        for before, after in pairwise(record.segments):
-            assert record.segment_at(after.range.low) == after
-            assert record.segment_at(nextafter(after.range.low, 0.0)) == before
-
-
-@given(histories())
-def test_a_number_names_one_key_range_for_good(history: EpochHistory) -> None:
-    ranges: dict[int, KeyRange] = {}
-    for record in history.records:
-        for item in record.segments:
-            assert ranges.setdefault(item.id.number, item.range) == item.range
-
-
-@given(histories(roots_age=False))
-def test_reference_epochs_follow_the_rules_of_the_proposal(history: EpochHistory) -> None:
-    for record in history.records:
-        match record.cause:
-            case EpochCause.CREATE | EpochCause.SCALE:
-                assert record.reference_epoch == record.epoch
-            case EpochCause.ROLLING_TRANSACTIONS | EpochCause.ROLLING_ACTIVE:
-                root = history.record(record.reference_epoch)
-                assert root.reference_epoch == root.epoch < record.epoch
-                assert [(item.id.number, item.range) for item in root.segments] == [
-                    (item.id.number, item.range) for item in record.segments
-                ]
-    assert history.reference.reference_epoch == history.reference.epoch == history.active.reference_epoch
-
-
-@given(histories())
-def test_a_rolling_commit_leaves_the_active_ranges_as_they_were(history: EpochHistory) -> None:
-    for record in history.records:
-        if record.cause is EpochCause.ROLLING_ACTIVE:
-            before = history.record(record.epoch - 2)
-            assert record.reference_epoch in (before.reference_epoch, record.epoch)
-            assert [(item.id.number, item.range) for item in record.segments] == [
-                (item.id.number, item.range) for item in before.segments
-            ]
 
 
 def connected(history: EpochHistory, epoch: int, numbers: set[int]) -> tuple[set[SegmentId], set[int]]:
@@ -148,72 +82,10 @@ def test_segments_that_are_active_need_no_roll(history: EpochHistory, data: st.D
         history.plan_rolling(epoch, 1, data.draw(st.lists(st.sampled_from(numbers), min_size=1)))
 
 
-@given(histories(), positions)
-def test_along_a_key_segments_follow_in_the_order_of_their_epochs(history: EpochHistory, position: float) -> None:
-    """So the order of records of a key is that in which segments, and what is merged into them, became visible."""
-    holders = list(dict.fromkeys(record.segment_at(position).id for record in history.records))
-    lineage = [node.segment.id for node in history.graph.key_lineage(history.active.segment_at(position).id, position)]
-    assert lineage[::-1] == holders, "a path, without a segment that comes back"
-    assert [item.epoch for item in holders] == sorted({item.epoch for item in holders})
-
-
-@given(histories())
-def test_predecessors_and_successors_agree_with_the_obvious_version(history: EpochHistory) -> None:
-    """The obvious version looks at one position of each cell, in every epoch, and takes what holds it next to it."""
-    after: dict[SegmentId, set[SegmentId]] = {segment: set() for segment in history.segments()}
-    before: dict[SegmentId, set[SegmentId]] = {segment: set() for segment in history.segments()}
-    for position in cells(history):
-        chain = [next(item for item in record.segments if position in item.range) for record in history.records]
-        for one, other in pairwise(chain):
-            if one != other:
-                after[one.id].add(other.id)
-                before[other.id].add(one.id)
-    for segment in history.segments():
-        assert set(history.graph.successors(segment)) == after[segment]
-        assert set(history.graph.predecessors(segment)) == before[segment]
-        assert len(history.graph.successors(segment)) == len(after[segment])
-        assert len(history.graph.predecessors(segment)) == len(before[segment])
-
-
-@given(histories())
-def test_successors_are_missing_exactly_for_active_segments(history: EpochHistory) -> None:
-    for segment in history.segments():
-        assert (not history.graph.successors(segment)) == (segment in history.active.segment_ids)
-        assert (not history.graph.predecessors(segment)) == (segment.epoch == 0)
-
-
-@given(histories())
-def test_segments_begin_and_end_once(history: EpochHistory) -> None:
-    began = [item.id for record in history.records for item in history.began_with(record.epoch)]
-    ended = [item.id for record in history.records for item in history.ended_with(record.epoch)]
-    assert sorted(began) == sorted(history.segments())
-    assert sorted([*ended, *history.active.segment_ids]) == sorted(history.segments())
-
-
-@given(histories())
-def test_a_sealed_end_is_known_exactly_for_segments_that_ended(history: EpochHistory) -> None:
-    for record in history.records:
-        for item in history.ended_with(record.epoch):
-            assert record.sealed_ends is not None
-            assert history.sealed_end(item.id) == record.sealed_ends[item.id]
-    for segment in history.active.segment_ids:
-        assert history.sealed_end(segment) is None
-
-
 @given(histories(), st.data())
 def test_filling_in_the_same_sealed_ends_again_changes_nothing(history: EpochHistory, data: st.DataObject) -> None:
     record = data.draw(st.sampled_from(history.records))
     assert history.with_sealed_ends(record.epoch, dict(record.sealed_ends or {})) == history
-
-
-@given(histories())
-def test_an_end_is_unknown_while_it_is_being_sealed(history: EpochHistory) -> None:
-    numbers = [item.id.number for item in history.active.segments]
-    scaled = history.with_records(history.plan_scale(numbers, even_ranges(2), 99))
-    for segment in history.active.segment_ids:
-        assert scaled.sealed_end(segment) is None
-        assert scaled.graph.successors(segment)
-    assert check_chain(scaled.records) == []
 
 
 @given(partitions())
@@ -246,19 +118,6 @@ FOUR = EpochHistory.create(even_ranges(4), 0)
 def test_a_scale_that_can_not_be_is_refused(seal: list[int], ranges: list[tuple[float, float]], words: str) -> None:
     with raises_code("invalid-ranges", match=words):
         FOUR.plan_scale(seal, [KeyRange(low, high) for low, high in ranges], 1)
-
-
-def test_a_segment_that_was_sealed_can_not_be_sealed_again() -> None:
-    history = FOUR.with_records(FOUR.plan_scale([0], [KeyRange(0.0, 0.25)], 1))
-    with raises_code("invalid-ranges", match="not active: 0; active in epoch 1 are 1, 2, 3, 4"):
-        history.plan_scale([0], [KeyRange(0.0, 0.25)], 2)
-
-
-@pytest.mark.parametrize("segment", [SegmentId.of(4, 0), SegmentId.of(0, 1), SegmentId.of(0, 1_000_000)])
-def test_a_segment_that_never_was_is_refused(segment: SegmentId) -> None:
-    for look in (FOUR.graph.successors, FOUR.graph.predecessors, FOUR.sealed_end):
-        with pytest.raises(InvalidRequestError, match="is not in the history"):
-            look(segment)
 
 
 @pytest.mark.parametrize("epoch", [-1, 1, 65_536])

@@ -123,21 +123,6 @@ def test_an_end_counts_in_the_first_streams_buffer_only(end: str) -> None:
     assert buffer.fold.rejected == {"foreign": 1}
 
 
-def test_the_first_end_decides() -> None:
-    buffer = Buffer()
-    one, other = buffer.begin(1), buffer.begin(2)
-    buffer.commit(one, {})
-    buffer.abort(one)
-    buffer.commit(one, {(0, 0, 0): 9})
-    buffer.abort(other, "mine")
-    buffer.commit(other, {})
-    assert buffer.fold.open[one].state is State.COMMITTING
-    assert buffer.fold.open[one].manifest == Manifest({})
-    assert (buffer.fold.open[other].state, buffer.fold.open[other].reason) == (State.ABORTING, "mine")
-    assert list(buffer.fold.decided) == [one, other]
-    assert buffer.fold.rejected == {"late": 3}
-
-
 def test_decisions_keep_their_order_when_one_is_refused_later() -> None:
     buffer = Buffer()
     ids = [buffer.begin(counter) for counter in range(3)]
@@ -158,6 +143,7 @@ def test_decisions_keep_their_order_when_one_is_refused_later() -> None:
         (FrameKind.COMMIT, Manifest({PieceKey(0, 0, 0): 0}).encode()),
         (FrameKind.COMMIT, Manifest({PieceKey(0, -1, 0): 1}).encode()),
         (FrameKind.ABORT, b""),
+        (FrameKind.EXTEND, b""),
     ],
 )
 def test_a_corrupt_frame_aborts_its_transaction_and_no_other(kind: FrameKind, value: bytes) -> None:

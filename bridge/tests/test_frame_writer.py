@@ -200,17 +200,19 @@ def test_frames_keep_below_their_limit_and_a_larger_record_gets_one_of_its_own()
     assert sizes == [(3, True), (1, True), (1, False), (1, True)]
 
 
-def test_a_record_over_the_limit_is_refused_and_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("limit", [50_000, 1_000], ids=["above the size of a frame", "below"])
+def test_a_record_over_the_limit_is_refused_and_leaves_nothing_behind(limit: int) -> None:
     frames = Frames()
-    writer = writer_for(frames, route_to(ORDERS, 1, record_bytes_max=50_000))
-    writer.write(ORDERS, b"a", b"x" * 40_000, (), None)
+    writer = writer_for(frames, route_to(ORDERS, 1, record_bytes_max=limit))
+    writer.write(ORDERS, b"a", b"x" * 100, (), None)
     with pytest.raises(RecordTooLargeError) as refused:
-        writer.write(ORDERS, b"b", b"x" * 50_000, (), None)
-    assert refused.value.limit_bytes == 50_000
-    assert refused.value.size_bytes > 50_000
+        writer.write(ORDERS, b"b", b"x" * limit, (), None)
+    assert refused.value.limit_bytes == limit
+    assert refused.value.size_bytes > limit
     writer.write(ORDERS, b"c", b"small", (), None)
     writer.cut_all()
     assert [record.key for record in frames.records(0)[0]] == [b"a", b"c"]
+    assert [header.records for _, header, _ in frames.taken] == [2], "what is refused cuts no batch"
     assert writer.count == 2
 
 
@@ -220,17 +222,6 @@ def test_the_limit_counts_key_value_and_headers() -> None:
         writer.write(ORDERS, b"k" * 25_000, b"v" * 25_000, (), None)
     with pytest.raises(RecordTooLargeError):
         writer.write(ORDERS, b"", b"", [("h", b"x" * 50_000)], None)
-
-
-def test_a_limit_below_the_frame_size_holds_for_each_record_of_a_batch() -> None:
-    frames = Frames()
-    writer = writer_for(frames, route_to(ORDERS, 1, record_bytes_max=1_000))
-    writer.write(ORDERS, b"a", b"x" * 100, (), None)
-    with pytest.raises(RecordTooLargeError):
-        writer.write(ORDERS, b"b", b"x" * 1_000, (), None)
-    writer.write(ORDERS, b"c", b"x" * 100, (), None)
-    writer.cut_all()
-    assert [header.records for _, header, _ in frames.taken] == [2], "what is refused cuts no batch"
 
 
 def test_a_transaction_over_its_limit_is_refused_and_keeps_what_it_has() -> None:

@@ -12,7 +12,6 @@ from bridge.tests.strategies import stream_names, transaction_ids
 from rollbridge.base.ids import COUNT_MAX, PART_MAX, SEGMENT_NUMBER_MAX, TransactionId
 from rollbridge.buffer.frames import (
     BUNDLED_FRAME_BYTES,
-    HEADER,
     LABEL_CHARACTERS_MAX,
     REASON_CHARACTERS_MAX,
     STREAMS_MAX,
@@ -55,19 +54,6 @@ begins = st.builds(
 manifests = st.dictionaries(st.builds(PieceKey, int32, int32, int32), st.integers(1, (1 << 63) - 1), max_size=20).map(
     Manifest
 )
-
-
-def test_the_header_is_laid_out_as_documented() -> None:
-    header = FrameHeader(FrameKind.DATA, TransactionId.of(1, 42).bytes, 2, 3, 4, 5, 6)
-    assert header.pack().hex(" ", 4) == (
-        "52420102 00010000 00000000 00000000 0000002a 00000002 00000003 00000000 00000004 00000005 00000006"
-    )
-    assert HEADER.size == 44
-
-
-@given(headers)
-def test_headers_round_trip(header: FrameHeader) -> None:
-    assert unpack_header(header.pack()) == header
 
 
 @given(st.binary(max_size=60) | st.binary(min_size=44, max_size=44).map(lambda tail: b"RB\x01" + tail[3:]))
@@ -175,22 +161,6 @@ def test_the_hand_made_begin_frame_is_one() -> None:
     assert decode_begin(begin_with(("s/a", 0), ("s/b", 3))).streams == {"s/a": 0, "s/b": 3}
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        b"",
-        b"\xff" * 10,
-        begin_with(),
-        begin_with(("s/a", 0), ("s/a", 1)),
-        begin_with(("s/a", -1)),
-        BeginFrame("c", 0, None, 1, {"s/a": 0}).encode()[:-2],
-    ],
-)
-def test_corrupt_begin_frames(raw: bytes) -> None:
-    with pytest.raises(CorruptDataError):
-        decode_begin(raw)
-
-
 def test_a_begin_frame_of_an_earlier_version_asks_for_no_retention_of_its_own() -> None:
     written = BeginFrame("c", 3, "l", 1, {"s/a": 0}, retain_ms=RETAIN_DEFAULT)
     assert decode_begin(written.encode()[:-1]) == written
@@ -209,6 +179,14 @@ def test_the_largest_begin_frame_that_a_client_may_send() -> None:
 @pytest.mark.parametrize(
     "raw",
     [
+        b"",
+        b"\xff" * 10,
+        begin_with(),
+        begin_with(("s/a", 0), ("s/a", 1)),
+        begin_with(("s/a", -1)),
+        BeginFrame("c", 0, None, 1, {"s/a": 0}).encode()[:-2],
+        # What would not fit into the records of a leader: one such frame from one client would otherwise stop the
+        # leader of its group at each attempt to record it.
         with_streams([f"s/{number}" for number in range(STREAMS_MAX + 1)]),
         with_streams(["s/a"], label="x" * (LABEL_CHARACTERS_MAX + 1)),
         with_streams(["s/a"], client_name="c" * 129),
@@ -216,10 +194,8 @@ def test_the_largest_begin_frame_that_a_client_may_send() -> None:
         with_streams(["s/a", "no-slash"]),
         with_streams(["s/" + "t" * 250]),
     ],
-    ids=["streams", "label", "client name", "no client name", "no stream name", "long stream name"],
 )
-def test_what_would_not_fit_into_the_records_of_a_leader_is_corrupt(raw: bytes) -> None:
-    """One such frame from one client would otherwise stop the leader of its group at each attempt to record it."""
+def test_corrupt_begin_frames(raw: bytes) -> None:
     with pytest.raises(CorruptDataError):
         decode_begin(raw)
 

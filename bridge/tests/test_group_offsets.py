@@ -1,11 +1,11 @@
-"""What is committed beside offsets of consumer groups: leader epochs and metadata, through frames and savepoints."""
+"""Offsets of consumer groups, with leader epochs and metadata: bounds, and their way through frames and savepoints."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,20 +26,36 @@ from rollbridge.stream.group_offsets import (
     GroupOffsets,
     OffsetDetails,
     is_too_large,
+    parse_group_metadata,
 )
 
 TEXTS = st.text(max_size=20) | st.sampled_from(["", "\0", "note\0", "größe 💡"])
 DETAILS = st.builds(OffsetDetails, st.integers(-1, (1 << 31) - 1), TEXTS)
-PLACES = st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 3))
+NAMES = st.text(min_size=1, max_size=40)
+PLACES = st.tuples(st.sampled_from(["a", "b", "c"]) | NAMES, st.integers(0, 3) | st.integers(0, (1 << 31) - 1))
 OFFSETS = st.dictionaries(PLACES, st.tuples(st.integers(0, (1 << 63) - 1), st.none() | DETAILS), min_size=1, max_size=9)
 
 
-def group_of(name: str, said: dict[tuple[str, int], tuple[int, OffsetDetails | None]]) -> GroupOffsets:
+def group_of(
+    name: str,
+    said: dict[tuple[str, int], tuple[int, OffsetDetails | None]],
+    generation: int,
+    member: str,
+    instance: str | None,
+) -> GroupOffsets:
     offsets = {where: offset for where, (offset, _) in said.items()}
-    return GroupOffsets(name, offsets, details={where: item for where, (_, item) in said.items() if item is not None})
+    details = {where: item for where, (_, item) in said.items() if item is not None}
+    return GroupOffsets(name, offsets, generation, member, instance, details=details)
 
 
-GROUPS = st.builds(group_of, st.sampled_from(["g", "h"]), OFFSETS)
+GROUPS = st.builds(
+    group_of,
+    st.sampled_from(["g", "h"]) | NAMES,
+    OFFSETS,
+    st.integers(-1, (1 << 31) - 1),
+    st.text(max_size=20),
+    st.none() | NAMES,
+)
 
 
 @given(st.lists(GROUPS, max_size=3))
@@ -96,18 +112,31 @@ def test_what_means_the_same_is_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("details", "error"),
+    "change",
     [
-        ({("t", 1): OffsetDetails(3)}, InvalidRequestError),
-        ({("t", 0): OffsetDetails(-2)}, InvalidRequestError),
-        ({("t", 0): OffsetDetails(1 << 31)}, InvalidRequestError),
-        ({("t", 0): OffsetDetails(0, "\ud800")}, InvalidRequestError),
-        ({("t", 0): OffsetDetails(0, "x" * (METADATA_CHARACTERS_MAX + 1))}, InvalidRequestError),
+        {"group_id": ""},
+        {"group_id": "g" * 1_001},
+        {"generation": -2},
+        {"generation": 1 << 31},
+        {"member_id": "m" * 1_001},
+        {"offsets": {}},
+        {"offsets": {("t", -1): 0}},
+        {"offsets": {("t", 1 << 31): 0}},
+        {"offsets": {("", 0): 0}},
+        {"offsets": {("t" * 250, 0): 0}},
+        {"offsets": {("t", 0): -1}},
+        {"offsets": {("t", 0): 1 << 63}},
+        {"offsets": {("t", number): 0 for number in range(PARTITIONS_MAX + 1)}},
+        {"details": {("t", 1): OffsetDetails(3)}},
+        {"details": {("t", 0): OffsetDetails(-2)}},
+        {"details": {("t", 0): OffsetDetails(1 << 31)}},
+        {"details": {("t", 0): OffsetDetails(0, "\ud800")}},
+        {"details": {("t", 0): OffsetDetails(0, "x" * (METADATA_CHARACTERS_MAX + 1))}},
     ],
 )
-def test_what_there_can_not_be_is_refused(details: dict[Any, OffsetDetails], error: type[Exception]) -> None:
-    with pytest.raises(error, match="nothing was sent"):
-        GroupOffsets("g", {("t", 0): 0}, details=details)
+def test_what_there_can_not_be_is_refused(change: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError, match="nothing was sent"):
+        GroupOffsets(**{"group_id": "g", "offsets": {("t", 0): 0}, **change})
 
 
 @given(st.text("a\uffff💡", min_size=1, max_size=3), st.integers(-3, 3))
@@ -146,6 +175,13 @@ def commit_of(offsets: list[Any], details: list[Any]) -> bytes:
 def test_a_frame_with_details_that_there_can_not_be_is_corrupt(details: list[Any]) -> None:
     with pytest.raises(CorruptDataError, match="impossible offsets"):
         decode_manifest(commit_of([ONE], details))
+
+
+def test_a_frame_with_what_there_can_not_be_is_corrupt() -> None:
+    """A leader must never meet a number that its own requests cannot hold."""
+    wrong = {**ONE, "topics": [{"topic": "t", "partitions": [{"partition": -5, "offset": 1}]}]}
+    with pytest.raises(CorruptDataError, match="impossible offsets or conditions"):
+        decode_manifest(commit_of([wrong], []))
 
 
 def test_details_of_no_offsets_are_corrupt() -> None:
@@ -242,3 +278,40 @@ def test_as_many_offsets_as_are_possible_may_have_leader_epochs() -> None:
     bench.sender.acknowledge()
     [found] = decode_manifest(bench.sender.sent[-1].value).offsets
     assert len(found.details) == PARTITIONS_MAX
+
+
+def test_a_manifest_of_an_earlier_version_has_none() -> None:
+    manifest = Manifest({PieceKey(0, 0, 3): 336_776})
+    assert manifest.encode()[-1:] == b"\0"
+    assert decode_manifest(manifest.encode()[:-1]) == manifest
+    assert decode_manifest(b"\0") == Manifest({})
+
+
+def test_later_offsets_replace_earlier_ones_of_the_same_partition() -> None:
+    first = GroupOffsets("g", {("t", 0): 1, ("t", 1): 1}, 3, "m")
+    second = GroupOffsets("g", {("t", 1): 2}, 4, "n")
+    assert first.joined(second) == GroupOffsets("g", {("t", 0): 1, ("t", 1): 2}, 4, "n")
+
+
+@pytest.mark.parametrize("instance", [None, "pod-1"])
+def test_the_metadata_of_a_real_consumer_is_understood(instance: str | None) -> None:
+    settings: dict[str, Any] = {"bootstrap.servers": "localhost:1", "group.id": "billing", "log_level": 0}
+    consumer = Consumer({**settings, **({"group.instance.id": instance} if instance else {})})
+    try:
+        assert parse_group_metadata(consumer.consumer_group_metadata()) == ("billing", -1, "", instance)
+    finally:
+        consumer.close()
+
+
+def test_the_metadata_of_a_member_is_understood() -> None:
+    raw = b"CGMDv2:" + (7).to_bytes(4, "little") + b"billing\0rdkafka-1-x\0\x01"
+    assert parse_group_metadata(raw) == ("billing", 7, "rdkafka-1-x", None)
+    assert parse_group_metadata("billing") == ("billing", -1, "", None)
+
+
+@pytest.mark.parametrize(
+    "metadata", [None, 17, b"", b"CGMDv2:", b"CGMDv2:\0\0\0\0g\0", b"CGMDv1:\0\0\0\0g\0m\0\1", b"g"]
+)
+def test_metadata_that_is_none_is_refused(metadata: object) -> None:
+    with pytest.raises(InvalidRequestError, match="consumer_group_metadata"):
+        parse_group_metadata(metadata)

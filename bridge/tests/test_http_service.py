@@ -317,13 +317,6 @@ def until(condition: Callable[[], bool]) -> None:
         assert not deadline.passed()
 
 
-def test_whoever_does_not_send_his_request_in_time_is_sent_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_service, "REQUEST_S", 0.1)
-    with endpoint([]) as serving, socket.create_connection(("127.0.0.1", serving.port), timeout=60) as slow:
-        slow.sendall(b"GET /metrics HTTP/1.1\r\n")
-        assert slow.recv(1) == b""
-
-
 @pytest.mark.parametrize("service", list(VARIABLES))
 def test_the_health_check_says_what_the_service_says(service: str) -> None:
     wrong: list[str] = []

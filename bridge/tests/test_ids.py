@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import pytest
@@ -24,12 +24,6 @@ from rollbridge.base.ids import (
 from rollbridge.errors import InvalidRequestError
 
 
-def test_segment_id_is_32_bits_of_epoch_then_32_bits_of_number() -> None:
-    segment = SegmentId.of(number=3, epoch=2)
-    assert int(segment) == 0x0000_0002_0000_0003
-    assert str(segment) == "3.#epoch.2"
-
-
 @given(segment_ids)
 def test_segment_id_round_trips_through_64_bits(segment: SegmentId) -> None:
     assert SegmentId.from_int(int(segment)) == segment
@@ -43,24 +37,27 @@ def test_segment_ids_sort_by_epoch_then_number(one: SegmentId, other: SegmentId)
 
 
 @pytest.mark.parametrize(
-    ("number", "epoch"), [(-1, 0), (0, -1), (SEGMENT_NUMBER_MAX + 1, 0), (0, EPOCH_MAX + 1), (1 << 40, 1 << 40)]
+    ("make", "arguments", "words"),
+    [
+        (
+            SegmentId.of,
+            [(-1, 0), (0, -1), (SEGMENT_NUMBER_MAX + 1, 0), (0, EPOCH_MAX + 1), (1 << 40, 1 << 40)],
+            r"is not in 0\.\.2147483647",
+        ),
+        (SegmentId.from_int, [(-1,), (1 << 63,), (0x8000_0000,)], None),
+        (TransactionId.from_bytes, [(b"",), (bytes(15),), (bytes(17),)], "16 bytes, not (0|15|17)"),
+        (TransactionId.of, [(0, -1), (0, COUNTER_MAX + 1)], "96 bits"),
+        (TransactionId, [(-1,), (1 << 128,)], "128 bits"),
+        (TransactionId.parse, [("6ba7b810-9dad-11d1-80b4-00c04fd430c8",)], "bits 16 to 31 of one are zero"),
+        (local_sequence, [(-1, 0), (PART_MAX + 1, 0), (0, -1), (0, COUNT_MAX + 1)], r"is not in 0\.\."),
+    ],
 )
-def test_segment_id_out_of_bounds_is_refused(number: int, epoch: int) -> None:
-    with pytest.raises(InvalidRequestError, match=r"is not in 0\.\.2147483647"):
-        SegmentId.of(number, epoch)
-
-
-@pytest.mark.parametrize("value", [-1, 1 << 63, 0x8000_0000])
-def test_numbers_that_are_no_segment_id_are_refused(value: int) -> None:
-    with pytest.raises(InvalidRequestError):
-        SegmentId.from_int(value)
-
-
-def test_transaction_id_is_16_bits_of_epoch_and_96_bits_of_counter_in_a_uuid() -> None:
-    transaction = TransactionId.of(epoch=1, counter=42)
-    assert str(transaction) == "00010000-0000-0000-0000-00000000002a"
-    assert transaction.bytes.hex() == "0001000000000000000000000000002a"
-    assert uuid.UUID(str(transaction)).int == transaction.value
+def test_what_is_out_of_bounds_is_refused(
+    make: Callable[..., object], arguments: Sequence[tuple[object, ...]], words: str | None
+) -> None:
+    for given_ones in arguments:
+        with pytest.raises(InvalidRequestError, match=words):
+            make(*given_ones)
 
 
 def test_an_epoch_beyond_16_bits_keeps_its_low_16_bits() -> None:
@@ -104,42 +101,8 @@ def test_text_that_is_no_transaction_id_is_refused_with_an_example(text: str) ->
         TransactionId.parse(text)
 
 
-def test_a_uuid_of_someone_else_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="bits 16 to 31 of one are zero"):
-        TransactionId.parse("6ba7b810-9dad-11d1-80b4-00c04fd430c8")
-
-
-@pytest.mark.parametrize("raw", [b"", bytes(15), bytes(17)])
-def test_bytes_of_another_length_are_no_transaction_id(raw: bytes) -> None:
-    with pytest.raises(InvalidRequestError, match=f"16 bytes, not {len(raw)}"):
-        TransactionId.from_bytes(raw)
-
-
-@pytest.mark.parametrize("counter", [-1, COUNTER_MAX + 1])
-def test_a_counter_beyond_96_bits_is_refused(counter: int) -> None:
-    with pytest.raises(InvalidRequestError, match="96 bits"):
-        TransactionId.of(0, counter)
-
-
-@pytest.mark.parametrize("value", [-1, 1 << 128])
-def test_a_value_beyond_128_bits_is_refused(value: int) -> None:
-    with pytest.raises(InvalidRequestError, match="128 bits"):
-        TransactionId(value)
-
-
-def test_local_sequence_of_the_owner_is_the_plain_count() -> None:
-    assert [local_sequence(0, count) for count in (0, 1, 336_775)] == [0, 1, 336_775]
-    assert local_sequence(1, 0) == 1 << 40
-
-
 @given(st.integers(0, PART_MAX), st.integers(0, COUNT_MAX))
 def test_local_sequence_round_trips_and_fits_63_bits(part: int, count: int) -> None:
     value = local_sequence(part, count)
     assert split_local_sequence(value) == (part, count)
     assert 0 <= value < 1 << 63
-
-
-@pytest.mark.parametrize(("part", "count"), [(-1, 0), (PART_MAX + 1, 0), (0, -1), (0, COUNT_MAX + 1)])
-def test_local_sequence_out_of_bounds_is_refused(part: int, count: int) -> None:
-    with pytest.raises(InvalidRequestError, match=r"is not in 0\.\."):
-        local_sequence(part, count)

@@ -10,7 +10,7 @@ from bridge.tests.buffers import STREAMS, Buffer
 from rollbridge.buffer.fold import BufferLimits
 from rollbridge.buffer.frames import ANYBODY, FrameHeader, FrameKind, decode_extend, encode_extend, unpack_header
 from rollbridge.buffer.replay import OngoingTransaction
-from rollbridge.buffer.table import Rejection, State
+from rollbridge.buffer.table import Rejection
 
 HOUR_MS = 3_600_000
 
@@ -45,19 +45,6 @@ def test_a_lease_is_never_made_shorter_and_never_longer_than_the_limit_allows() 
     assert buffers.fold.open[transaction].deadline_ms == 10 + 2 * HOUR_MS
 
 
-def test_what_has_ended_or_never_began_is_not_extended() -> None:
-    buffers = Buffer()
-    committed, aborted = buffers.begin(1), buffers.begin(2)
-    buffers.commit(committed, {})
-    buffers.abort(aborted)
-    for transaction in (committed, aborted):
-        extend(buffers, transaction, HOUR_MS, ANYBODY)
-        assert buffers.fold.open[transaction].deadline_ms == 1000
-    extend(buffers, bytes(15) + b"\x09", HOUR_MS)
-    assert buffers.fold.rejected == {Rejection.LATE: 2, Rejection.ZOMBIE: 1}
-    assert buffers.fold.open[committed].state is State.COMMITTING
-
-
 def test_a_former_owner_and_a_frame_in_another_buffer_extend_nothing() -> None:
     buffers = Buffer()
     transaction = buffers.begin(1, *STREAMS[:2])
@@ -66,13 +53,6 @@ def test_a_former_owner_and_a_frame_in_another_buffer_extend_nothing() -> None:
     extend(buffers, transaction, HOUR_MS, stream=STREAMS[1])
     assert buffers.fold.open[transaction].deadline_ms == 1000
     assert buffers.fold.rejected == {Rejection.FENCED: 1, Rejection.FOREIGN: 1}
-
-
-def test_a_frame_that_does_not_parse_refuses_the_transaction_as_any_other() -> None:
-    buffers = Buffer()
-    transaction = buffers.begin(1)
-    buffers.raw(FrameHeader(FrameKind.EXTEND, transaction).pack(), b"")
-    assert buffers.fold.open[transaction].state is State.ABORTING
 
 
 def test_an_extended_lease_is_in_the_record_of_an_ongoing_transaction() -> None:

@@ -56,15 +56,6 @@ def test_edges_and_the_keys_they_share(history: EpochHistory) -> None:
             assert list(neighbours.values()) == sorted(neighbours.values())
 
 
-@given(histories())
-def test_links_agree_with_predecessors_and_successors(history: EpochHistory) -> None:
-    for segment, node in history.graph.nodes.items():
-        for before, keys in node.predecessors.items():
-            assert history.graph.successors(before)[segment] == keys
-            assert history.record(node.first).segment_at(keys.low).id == segment
-            assert history.record(node.first - 1).segment_at(keys.low).id == before
-
-
 @given(histories(), st.data())
 def test_what_is_before_and_after_some_segments(history: EpochHistory, data: st.DataObject) -> None:
     before: dict[SegmentId, set[SegmentId]] = {segment: set() for segment in history.graph.nodes}
@@ -157,25 +148,6 @@ def test_a_history_has_one_graph_and_removal_leaves_it_as_it_is() -> None:
     assert history.graph is history.graph
     assert history.with_removed([A]).graph is history.graph
     assert history.before(7).graph is history.graph
-
-
-def test_merge_and_rolling_commit() -> None:
-    """Two segments are merged; a transaction of epoch 0 is then committed by a rolling commit."""
-    history = EpochHistory.create(even_ranges(2), 0)
-    history = history.with_records(history.plan_scale([0, 1], [KeyRange(0.0, 1.0)], 1))
-    history = history.with_records(*history.plan_rolling(0, 2))
-    graph, low, high = history.graph, KeyRange(0.0, 0.5), KeyRange(0.5, 1.0)
-    merged, again = SegmentId.of(2, 1), SegmentId.of(2, 3)
-    assert graph.predecessors(merged) == {A: low, SegmentId.of(1, 0): high}
-    assert graph.successors(merged) == {SegmentId.of(0, 2): low, SegmentId.of(1, 2): high}
-    assert graph.predecessors(again) == {SegmentId.of(0, 2): low, SegmentId.of(1, 2): high}
-    assert graph.ancestors([again]) == set(graph.nodes) - {again}
-    assert [str(node.segment.id) for node in graph.key_lineage(again, 0.7)] == [
-        "2.#epoch.3",
-        "1.#epoch.2",
-        "2.#epoch.1",
-        "1.#epoch.0",
-    ]
 
 
 def test_what_no_epoch_has_is_refused() -> None:

@@ -323,14 +323,6 @@ def test_begin_sends_the_same_frame_to_each_of_several_streams_and_waits_for_non
     assert transaction.id.bytes in bench.outcomes.waiting
 
 
-def test_one_stream_needs_no_acknowledgement_before_the_commit(bench: Bench) -> None:
-    transaction = bench.begin(ORDERS)
-    transaction.write(ORDERS, key=b"k", value=b"v")
-    transaction.commit_async()
-    assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.DATA, FrameKind.COMMIT]
-    assert decode_manifest(bench.sender.sent[-1].value).pieces == {(0, 0, 0): 1}
-
-
 def test_the_commit_waits_for_the_buffers_of_other_streams(bench: Bench) -> None:
     transaction = bench.begin()
     transaction.write(ORDERS, key=b"k", value=b"v")
@@ -397,8 +389,9 @@ def test_a_frame_refused_before_the_commit_makes_it_incomplete(bench: Bench) -> 
     with pytest.raises(UnavailableError):
         transaction.flush()
     bench.sender.acknowledge(fault=REFUSED)
-    with pytest.raises(IncompleteError, match="too large"):
-        transaction.commit()
+    for attempt in (transaction.flush, transaction.commit):
+        with pytest.raises(IncompleteError, match="too large"):
+            attempt()
     assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.DATA, FrameKind.ABORT]
     assert isinstance(future.exception(0), IncompleteError)
     with pytest.raises(IncompleteError):
@@ -635,15 +628,6 @@ def test_flush_sends_what_is_open_and_waits_for_it(bench: Bench) -> None:
     assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN, FrameKind.DATA]
     bench.sender.acknowledge()
     transaction.flush()
-
-
-def test_flush_tells_of_a_refused_frame(bench: Bench) -> None:
-    transaction = bench.begin(ORDERS)
-    with pytest.raises(UnavailableError):
-        transaction.flush()
-    bench.sender.acknowledge(fault=REFUSED)
-    with pytest.raises(IncompleteError, match="too large"):
-        transaction.flush()
 
 
 def test_parts_are_named_in_the_manifest(bench: Bench) -> None:

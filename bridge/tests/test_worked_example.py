@@ -6,13 +6,10 @@ segment that is scaled to s11, s12, s13 .. s1n before the example begins. Its si
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 
-from rollbridge.base.ids import SegmentId, TransactionId
-from rollbridge.errors import InvalidRequestError
-from rollbridge.stream.epochs import EpochCause, EpochHistory, EpochRecord, check_chain
+from rollbridge.base.ids import SegmentId
+from rollbridge.stream.epochs import EpochCause, EpochHistory, EpochRecord
 from rollbridge.stream.keyspace import even_ranges
 from rollbridge.stream.names import StreamName
 
@@ -43,23 +40,6 @@ def target(history: EpochHistory, transaction_epoch: int) -> list[SegmentId] | N
 def test_1_epoch_1_holds_s11_to_s1n() -> None:
     assert ids(EPOCH_1.active) == [SegmentId.of(number, epoch=1) for number in S1]
     assert EPOCH_1.active.reference_epoch == 1, "a fresh epoch has a loopback reference"
-
-
-def test_2_transactions_are_created_against_epoch_1() -> None:
-    """create txn t1, t2 (against epoch 1) t1 segments created = s11.#t1, s12.#t1 .. s1n.#t1"""
-    assert EPOCH_1.reference.epoch == 1
-    t1 = TransactionId.of(EPOCH_1.reference.epoch, counter=1)
-    assert t1.epoch == 1
-    assert [STREAM.qualified(segment, t1) for segment in ids(EPOCH_1.reference)] == [
-        f"scope/stream/{number}/#epoch.1/#transaction.00010000000000000000000000000001" for number in S1
-    ]
-
-
-def test_3_t1_commits_before_the_scale_and_is_merged_into_s11_to_s1n() -> None:
-    """t1 commit comes. active epoch = 1. t1 is merged into s11, s12, s13 .. s1n t2 is still open"""
-    assert target(EPOCH_1, transaction_epoch=1) == [SegmentId.of(number, epoch=1) for number in S1]
-    with pytest.raises(InvalidRequestError, match="merge into the active epoch directly"):
-        EPOCH_1.plan_rolling(1, created_ms=3)
 
 
 def test_4_the_scale_makes_epoch_2_with_s21_to_s2m() -> None:
@@ -98,16 +78,6 @@ def test_5_both_epochs_are_these_whatever_t2_wrote_to_since_all_segments_share_k
     assert EPOCH_2.plan_rolling(1, created_ms=3, numbers=written) == (EPOCH_4.record(3), EPOCH_4.record(4))
 
 
-def test_5_epoch_4_is_partial_until_the_old_active_segments_are_sealed() -> None:
-    """4.e Seal active segments. complete partial record seal s21, s22, s23 ... s2m -> (complete epoch 4 record)"""
-    assert [item.id for item in EPOCH_4.ended_with(3)] == ids(EPOCH_2.active)
-    assert EPOCH_4.record(3).sealed_ends is None
-    assert EPOCH_4.record(4).sealed_ends is None
-    sealed = EPOCH_4.with_sealed_ends(3, dict.fromkeys(ids(EPOCH_2.active), 10))
-    assert [sealed.sealed_end(segment) for segment in ids(EPOCH_2.active)] == [10] * M
-    assert check_chain(sealed.records) == []
-
-
 def test_case_1_t3_begins_before_the_rolling_commit() -> None:
     """case 1: before 4.b: t3 epoch: 2 .. t3 segments => s21.#t3 s22.#t3 .. s2m.#t3
 
@@ -129,21 +99,6 @@ def test_case_2_t3_begins_after_the_rolling_commit() -> None:
     assert EPOCH_4.reference.epoch == 2
     assert ids(EPOCH_4.reference) == [SegmentId.of(number, epoch=2) for number in S2]
     assert target(EPOCH_4, EPOCH_4.reference.epoch) == [SegmentId.of(number, epoch=4) for number in S2]
-
-
-def test_per_key_order_is_that_of_time() -> None:
-    """One key's records, before, in and after the rolled transaction, lie in segments that follow each other."""
-    for position in (0.0, 0.1, 0.3, 0.5, 0.7, 0.99):
-        chain = [EPOCH_4.record(epoch).segment_at(position) for epoch in range(5)]
-        for before, after in pairwise(chain):
-            assert after.id in EPOCH_4.graph.successors(before.id)
-            assert before.id in EPOCH_4.graph.predecessors(after.id)
-
-
-def test_a_transaction_can_be_merged_into_every_segment_of_the_same_primary() -> None:
-    """Between "/scope/stream/segmentNumber" and "#epoch" nothing but the number counts."""
-    for number in S1:
-        assert EPOCH_4.record(3).segment_numbered(number).range == EPOCH_4.record(1).segment_numbered(number).range
 
 
 def test_reference_epochs_of_controller_metadata() -> None:

@@ -107,21 +107,6 @@ def test_only_an_open_queue_sends() -> None:
     assert drain_all(queue) == [[(0.1, 1)], [(0.1, 2)]]
 
 
-def test_what_was_refused_goes_to_the_successors_before_what_came_later() -> None:
-    history = start()
-    stream_queues = queues_of(history)
-    queue = put(stream_queues, Box([(0.1, 1), (0.9, 1)]), Box([(0.9, 2), (0.1, 2)]))
-    first, second = queue.take(), queue.take()
-    queue.refuse(first)
-    queue.refuse(second)
-    stream_queues.adopt(scaled(history, [0], [(0.0, 0.5), (0.5, 1.0)], 0))
-    low, high = stream_queues.active
-    low.pending.append(Box([(0.1, 3)]))
-    high.pending.append(Box([(0.9, 3)]))
-    assert drain_all(low) == [[(0.1, 1)], [(0.1, 2)], [(0.1, 3)]]
-    assert drain_all(high) == [[(0.9, 1)], [(0.9, 2)], [(0.9, 3)]]
-
-
 def test_a_batch_that_stays_whole_is_handed_over_as_it_is() -> None:
     history = start(2)
     stream_queues = queues_of(history)
@@ -129,17 +114,6 @@ def test_a_batch_that_stays_whole_is_handed_over_as_it_is() -> None:
     put(stream_queues, box)
     stream_queues.adopt(scaled(history, [0, 1], [(0.0, 1.0)], 0))
     assert list(stream_queues.active[0].inherited) == [box]
-
-
-def test_queues_beside_the_sealed_one_go_on() -> None:
-    history = start(2)
-    stream_queues = queues_of(history)
-    low = put(stream_queues, Box([(0.1, 1)]))
-    low.refuse(low.take())
-    other = put(stream_queues, Box([(0.9, 1)]), queue=1)
-    assert other.may_send()
-    stream_queues.adopt(scaled(history, [0], [(0.0, 0.2), (0.2, 0.5)], 0))
-    assert other.may_send()
 
 
 @pytest.mark.parametrize(
@@ -204,17 +178,6 @@ def test_a_course_that_is_closed_sends_and_hands_over_nothing() -> None:
     assert not stream_queues.drain()
     assert stream_queues.unresolved() == []
     assert not stream_queues.active[0].may_send()
-
-
-def test_the_first_batch_goes_alone() -> None:
-    """A broker that knows nothing of a producer would take the second before the first."""
-    stream_queues = queues_of(start())
-    queue = put(stream_queues, *(Box([(0.1, number)]) for number in range(3)))
-    first = queue.take()
-    assert not queue.may_send()
-    queue.acknowledge(first, 0)
-    queue.take()
-    assert queue.may_send()
 
 
 def test_a_doubtful_batch_goes_alone() -> None:

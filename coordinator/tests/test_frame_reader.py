@@ -64,14 +64,6 @@ def test_joined_frames_keep_their_order_and_every_offset_is_right(
         assert logs[topic][offset : offset + len(values)] == [(b"%d" % number, value) for value in values]
 
 
-def test_small_frames_of_one_topic_become_one_batch() -> None:
-    refs = [(("t", 0), frame(number, [b"v"] * 10, True)[0]) for number in range(50)]
-    feed = FrameFeed(refs, lambda _: b"")
-    batches = list(feed.batches())
-    assert len(batches) == 1
-    assert parse_header(batches[0][2]).record_count == 500
-
-
 def test_frames_are_joined_to_what_an_adopted_topic_takes() -> None:
     refs = [((topic, 0), frame(number, [b"v" * 100] * 10, True)[0]) for number in range(50) for topic in ("t", "u")]
     feed = FrameFeed(refs, lambda _: b"", {"t": 5_000})

@@ -173,13 +173,12 @@ def test_names_that_look_like_escapes_are_escaped(text: str) -> None:
     assert transactional_id(client_name(text)) == text
 
 
-@pytest.mark.parametrize("text", ["billing-7", "a.b_c:d", "A" * 128])
-def test_a_plain_id_is_its_own_name(text: str) -> None:
-    assert client_name(text) == text
-
-
 @pytest.mark.parametrize(
-    ("text", "name"), [("a b", "a@20b"), ("@", "@40"), (".", "@2e"), ("..", "@2e@2e"), ("é", "@c3@a9")]
+    ("text", "name"),
+    [
+        *((plain, plain) for plain in ("billing-7", "a.b_c:d", "A" * 128)),
+        *(("a b", "a@20b"), ("@", "@40"), (".", "@2e"), ("..", "@2e@2e"), ("é", "@c3@a9")),
+    ],
 )
 def test_other_letters_are_escaped(text: str, name: str) -> None:
     assert client_name(text) == name
