@@ -223,13 +223,6 @@ def test_a_bad_line_leaves_nothing_behind(cli: Cli, stream: str, stdin: bytes, w
     assert cli("consume", stream).out == "3\n"
 
 
-def test_a_lease_over_the_limit_is_refused(cli: Cli, stream: str) -> None:
-    for lease in ("8d", "0s"):
-        refused = cli("produce", stream, "-", "--timeout", lease, stdin=b"x\n")
-        assert refused.code == ExitCode.REFUSED
-        assert "a transaction may stay open for up to" in refused.err
-
-
 def test_one_segment_and_what_a_transaction_has_written_to_it(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
     values = {b"k%d" % number: b"v%d" % number for number in range(8)}
     write(b, stream, b"before")
@@ -259,28 +252,6 @@ def test_one_segment_and_what_a_transaction_has_written_to_it(cli: Cli, b: rollb
     assert [cli("consume", name, "--segment").out.splitlines() for name in whole] == printed
     wrong = cli("consume", stream, "--segment")
     assert (wrong.code, "is not a qualified segment name" in wrong.err) == (ExitCode.REFUSED, True)
-
-
-def test_records_of_a_key_keep_their_order_over_scales_and_rolling_commits(
-    cli: Cli, b: rollbridge.Bridge, stream: str
-) -> None:
-    values = grown(b, stream)
-    read = by_key(cli("consume", stream, "--format", "{key}={value}").out)
-    assert read == {key.decode(): values for key in KEYS}
-    causes = [epoch["cause"] for epoch in cli.json("stream", "history", stream)["epochs"]]
-    assert causes == ["create", "scale", "scale", "scale", "rolling-transactions", "rolling-active"]
-
-
-def test_what_is_open_or_aborted_is_not_read_and_does_not_hold_up(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
-    open_one = b.begin(stream)
-    open_one.write_all(stream, [(None, b"open")])
-    open_one.flush()
-    aborted = b.begin(stream)
-    aborted.write_all(stream, [(None, b"aborted")])
-    aborted.abort()
-    write(b, stream, b"committed")
-    assert set(cli("consume", stream).out.splitlines()) == {"committed"}
-    open_one.abort()
 
 
 def test_an_open_native_transaction_is_waited_for_and_then_named(
