@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from bridge.tests.refusals import raises_code
-from integration_tests.adapter_tools import await_settled, batch_of, read_messages, read_values
+from integration_tests.adapter_tools import await_settled, batch_of, read_messages, read_values, stored_offsets
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import ConfigError, CorruptDataError, FencedError
@@ -17,6 +17,7 @@ from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendRefusedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.stream.group_offsets import METADATA_CHARACTERS_MAX, OffsetDetails, is_too_large
 
 Opener = Callable[..., TransactionalAppender]
 
@@ -249,3 +250,38 @@ def test_wrong_settings_are_named(given: dict[str, object], options: dict[str, o
 def test_a_transaction_timeout_over_the_brokers_limit_is_a_setting(opener: Opener) -> None:
     with pytest.raises(ConfigError, match=r"900001 ms are more than its transaction\.max\.timeout\.ms"):
         opener(transaction_timeout_ms=900_001)
+
+
+def test_offsets_alone_make_a_transaction(appender: TransactionalAppender, servers: str, topic: str) -> None:
+    for offset in range(3):
+        appender.send_offsets(topic, {(topic, 0): offset})
+        assert appender.state is AppenderState.IN_TRANSACTION
+        appender.commit()
+        # The same transactional id again at once: it has to wait for its own markers.
+        appender.send_offsets(topic, {(topic, 0): offset + 100})
+        appender.abort()
+    assert stored_offsets(servers, topic, topic, 1)[0].offset == 2
+
+
+def test_no_offsets_are_no_transaction(appender: TransactionalAppender, topic: str) -> None:
+    appender.send_offsets(topic, {})
+    assert appender.state is AppenderState.READY
+    appender.close()
+    with raises_code("invalid-state"):
+        appender.send_offsets(topic, {(topic, 0): 1})
+
+
+@pytest.mark.parametrize("text", ["x" * (METADATA_CHARACTERS_MAX + 1), "💡" * (METADATA_CHARACTERS_MAX // 2) + "x"])
+def test_metadata_is_as_long_as_brokers_take_at_most(
+    appender: TransactionalAppender, servers: str, topic: str, text: str
+) -> None:
+    assert is_too_large(text)
+    with pytest.raises(AppendRefusedError) as refused:
+        appender.send_offsets(topic, {(topic, 0): 1}, {(topic, 0): OffsetDetails(metadata=text)})
+    assert refused.value.kafka_error == "OFFSET_METADATA_TOO_LARGE"
+    appender.abort()
+    fitting = OffsetDetails(metadata=text[1:] if text[0] == "x" else text[:-1])
+    assert not is_too_large(fitting.metadata)
+    appender.send_offsets(topic, {(topic, 0): 1}, {(topic, 0): fitting})
+    appender.commit()
+    assert stored_offsets(servers, topic, topic, 1)[0].metadata == fitting.metadata

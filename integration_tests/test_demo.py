@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,15 +14,12 @@ from rich.console import Console
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import create_topic, produce
-from rollbridge.errors import LocalEnvironmentError
 from spark_examples.demo import plain_reader
-from spark_examples.demo.flights import HEADER, Flights, parse_value, read_csv, record
+from spark_examples.demo.flights import Flights, parse_value, record
 from spark_examples.demo.helper import Helper, HelperFailedError
-from spark_examples.demo.measure import longest_silence, takeover, waits
-from spark_examples.demo.narrate import Story, duration
+from spark_examples.demo.narrate import Story
 from spark_examples.demo.native_rival import NativeRival
 from spark_examples.demo.plain_reader import Counts, PlainReader
-from spark_examples.demo.small_writer import Commit
 
 WITH_TAIL = b"2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z"
 WITHOUT_TAIL = b"2013,1,2,NA,1545,NA,NA,1910,NA,AA,133,NA,JFK,LAX,NA,2475,15,45,2013-01-02T20:00:00Z"
@@ -35,12 +31,6 @@ def read_until(reader: PlainReader, condition: Callable[[], bool], seconds: floa
     while not condition():
         assert time.monotonic() < deadline, f"{reader.seen.counts()} from {sorted(reader.seen.topics)} is all there is"
         reader.step()
-
-
-def zipped(path: Path, text: bytes, name: str = "flights.csv") -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(name, text)
-    return path
 
 
 # -- the input ------------------------------------------------------------------------------------
@@ -59,32 +49,6 @@ def test_flights_are_counted_by_carrier_and_aircraft() -> None:
     assert SAMPLE.carriers() == {"AA": 1, "UA": 2}
     assert SAMPLE.tail_numbers() == [b"N14228"]
     assert [value.split(b",")[0] for _, value in SAMPLE.records(1, 3)] == [b"1", b"2"]
-
-
-def test_the_file_is_read_without_its_heading(tmp_path: Path) -> None:
-    path = zipped(tmp_path / "flights.csv.zip", b"\n".join([HEADER, WITH_TAIL, WITHOUT_TAIL, b""]))
-    assert list(read_csv(path).lines) == [WITH_TAIL, WITHOUT_TAIL]
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "complaint"),
-    [
-        (b"month,year\n1,2013\n", "flights.csv", "other columns"),
-        (b"", "flights.csv", "cannot be read"),
-        (HEADER, "planes.csv", "cannot be read"),
-    ],
-)
-def test_another_file_is_refused(tmp_path: Path, text: bytes, name: str, complaint: str) -> None:
-    with pytest.raises(LocalEnvironmentError, match=complaint):
-        read_csv(zipped(tmp_path / "flights.csv.zip", text, name))
-
-
-def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LocalEnvironmentError, match="cannot be read"):
-        read_csv(tmp_path / "none.zip")
-    (tmp_path / "broken.zip").write_bytes(b"PK")
-    with pytest.raises(LocalEnvironmentError, match="cannot be read"):
-        read_csv(tmp_path / "broken.zip")
 
 
 # -- the plain reader -----------------------------------------------------------------------------
@@ -209,22 +173,6 @@ def test_a_helper_that_fails_says_why(tmp_path: Path) -> None:
 # -- measuring and telling ------------------------------------------------------------------------
 
 
-def test_waits_count_from_the_answer_and_never_below_zero() -> None:
-    commits = [Commit(0, 10.0, 11.0), Commit(1, 11.0, 12.0), Commit(2, 12.0, 13.0)]
-    assert waits(commits, {0: 11.5, 1: 11.9, 2: 15.0}) == [0.0, 0.5, 2.0]
-
-
-def test_silence_includes_both_ends() -> None:
-    assert longest_silence([1.0, 4.0, 5.0, 9.0], 2.0, 8.0) == 3.0
-    assert longest_silence([], 2.0, 8.0) == 6.0
-
-
-def test_a_takeover_ends_with_the_first_commit_asked_for_after_the_kill() -> None:
-    commits = [Commit(0, 1.0, 1.5), Commit(1, 1.9, 2.1), Commit(2, 2.2, 8.5), Commit(3, 8.6, 8.7)]
-    assert takeover(commits, killed_s=2.0) == 6.5
-    assert takeover(commits[:2], killed_s=2.0) is None
-
-
 def quiet_story() -> Story:
     return Story(Console(file=io.StringIO(), width=100))
 
@@ -248,7 +196,3 @@ def test_a_story_names_each_difference() -> None:
         "small: 5 instead of 3 to 4",
         "carriers: 1 differ: UA 0 instead of 2",
     ]
-
-
-def test_durations_have_the_unit_that_suits_them() -> None:
-    assert [duration(seconds) for seconds in (0.0123, 0.999, 1.0, 61.25)] == ["12 ms", "999 ms", "1.0 s", "61.2 s"]
