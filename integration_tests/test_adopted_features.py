@@ -29,18 +29,12 @@ def adopt(site: Site, client: rollbridge.Bridge, scope: str, topic: str) -> str:
     return topic
 
 
-def native(site: Site, topic: str, value: bytes, **settings: str) -> Producer:
+def native(site: Site, topic: str, value: bytes) -> None:
     """Write a record of each key as a Java producer would."""
-    producer = Producer(
-        {"bootstrap.servers": site.cluster.bootstrap_servers, "partitioner": "murmur2_random", **settings}
-    )
-    if "transactional.id" in settings:
-        producer.init_transactions(30)
-        producer.begin_transaction()
+    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "partitioner": "murmur2_random"})
     for key in KEYS:
         producer.produce(topic, value, key)
     assert producer.flush(30) == 0
-    return producer
 
 
 def records_of(client: rollbridge.Bridge, stream: str) -> list[bytes | None]:
@@ -97,19 +91,6 @@ def test_parts_of_other_processes_and_a_resumed_transaction(
         resumed.write(orders_topic, KEYS[3], b"and gone on")
         resumed.commit()
     assert {b"left", b"and gone on"} <= set(values(site, orders_topic))
-
-
-def test_commits_go_on_while_a_native_transaction_is_open_on_the_topic(
-    site: Site, client: rollbridge.Bridge, orders_topic: str
-) -> None:
-    producer = native(site, orders_topic, b"open for long", **{"transactional.id": f"long-{orders_topic}"})
-    for number in range(3):
-        with client.transaction(orders_topic) as transaction:
-            transaction.write(orders_topic, KEYS[0], b"ours-%d" % number)
-    producer.commit_transaction(30)
-    found = values(site, orders_topic)
-    assert [value for value in found if value and value.startswith(b"ours-")] == [b"ours-0", b"ours-1", b"ours-2"]
-    assert found.count(b"open for long") == len(KEYS)
 
 
 def test_previews_show_what_is_open_and_readers_begin_where_they_left(

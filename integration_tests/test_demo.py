@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,9 +15,14 @@ import pytest
 from confluent_kafka import Producer
 from rich.console import Console
 
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.backends.local import LocalCluster
+from integration_tests.clients import Site
 from integration_tests.kafka_tools import create_topic, produce
-from spark_examples.demo import plain_reader
+from spark_examples.demo import competing, plain_reader, scaling
+from spark_examples.demo import gateway as gateways
+from spark_examples.demo.cas import ACCOUNT, Account, Ledger, Place, balances, race
 from spark_examples.demo.flights import Flights, parse_value, record
 from spark_examples.demo.helper import Helper, HelperFailedError
 from spark_examples.demo.narrate import Story
@@ -196,3 +204,96 @@ def test_a_story_names_each_difference() -> None:
         "small: 5 instead of 3 to 4",
         "carriers: 1 differ: UA 0 instead of 2",
     ]
+
+
+# -- the other demos and examples -----------------------------------------------------------------
+
+
+@pytest.fixture
+def place(site: Site, client: rollbridge.Bridge, orders: str) -> Place:
+    return Place(site.cluster.bootstrap_servers, site.cluster.zookeeper, orders, site.root)
+
+
+def test_conditional_deposits_of_two_processes_are_all_there(place: Place) -> None:
+    reports = race(place, 25, conditional=True)
+    assert [report.deposits for report in reports] == [25, 25]
+    assert balances(place) == list(range(1, 51))
+
+
+def test_blind_deposits_all_stand_in_the_log_whatever_they_overwrite(place: Place) -> None:
+    race(place, 25, conditional=False)
+    found = balances(place)
+    assert len(found) == 50
+    assert max(found) <= 50
+
+
+def test_a_ledger_reads_on_to_the_entry_that_is_asked_for(client: rollbridge.Bridge, orders: str) -> None:
+    with client.cas_writer(orders) as writer, client.reader(orders) as reader:
+        ledger = Ledger(reader)
+        first = writer.write(ACCOUNT, b"1 anna", expected=rollbridge.EMPTY)
+        writer.write(b"other", b"99", expected=rollbridge.ANY)
+        second = writer.write(ACCOUNT, b"2 anna", expected=first, scope="key")
+        assert ledger.read_to(second) == Account(2, second)
+
+
+def test_a_stream_follows_its_load(
+    cluster: AnyCluster, root: str, scope: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Site(cluster, root, tmp_path, **scaling.SECONDS) as site, site.connect("demo") as b:
+        assert scaling.play(b, f"{scope}/clicks", [(400, 10)])
+    told = capsys.readouterr().out
+    assert "cut at quantiles of" in told
+    assert "once each and in order: yes" in told
+
+
+def test_a_dead_job_behind_the_gateway_holds_nobody_up(tmp_path: Path) -> None:
+    with LocalCluster() as cluster, Site(cluster, "/demo-gateway", tmp_path) as site, site.connect("demo") as b:
+        log = tmp_path / "gateway.log"
+        with gateways.gateway_of(cluster.bootstrap_servers, cluster.zookeeper, site.root, log) as gateway:
+            told = gateways.play(b, gateway, tmp_path, records=4_000, dead_s=6.0)
+    assert told.exact == {gateways.BEHIND: True, gateways.STRAIGHT: True}
+    assert told.waits_s[gateways.BEHIND] < told.waits_s[gateways.STRAIGHT]
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments", "checks"),
+    [("box_office", ["--seats=80"], 3), ("copy_file", ["--lines=400"], 1), ("one_writer", ["--rounds=20"], 4)],
+)
+def test_an_example_does_what_it_says(site: Site, example: str, arguments: list[str], checks: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"spark_examples.demo.{example}", *arguments],
+        env={**os.environ, **site.environment()},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("  ok: ") == checks, done.stdout
+    assert "WRONG" not in done.stdout
+
+
+def test_an_example_whose_check_fails_says_so_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        competing.play(lambda: all([competing.check("water is wet", True), competing.check("fire is cold", False)]))
+    assert ended.value.code == 1
+    assert capsys.readouterr().out == "  ok: water is wet\n  WRONG: fire is cold\n"
+
+
+def test_a_process_that_fails_ends_its_example() -> None:
+    with pytest.raises(competing.StuckError, match="the processes end: a process ended with 3"):
+        competing.finish([competing.start(sys.exit, 3), competing.start(sys.exit, 0)])
+
+
+def test_an_example_that_reaches_nobody_says_so() -> None:
+    environment = {"ROLLBRIDGE_BOOTSTRAP_SERVERS": "127.0.0.1:1", "ROLLBRIDGE_ZOOKEEPER": "127.0.0.1:bad"}
+    done = subprocess.run(
+        [sys.executable, "-m", "spark_examples.demo.one_writer"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 4
+    assert done.stderr.startswith("config: zookeeper:")
