@@ -206,15 +206,3 @@ def test_frames_are_read_again_in_any_order(servers: str, topic: str) -> None:
     for offset in (0, 1, 19, 3, 3, 2, 18):
         value = reader.read(FrameRef((topic, 0), offset, PieceKey(0, 0, 0), 0, 1, size, None))
         assert value == b"%d" % (offset % 10) * size
-
-
-def test_closing_does_not_wait_for_brokers(servers: str, topic: str) -> None:
-    tail = Tail(KafkaClient(servers))
-    tail.close()
-    tail = Tail(KafkaClient(servers))
-    tail.assign({(topic, 0): 0})
-    list(tail.poll(0.1))
-    tail.close()
-    began = time.monotonic()
-    assert list(tail.poll(5)) == []
-    assert time.monotonic() - began < 4
