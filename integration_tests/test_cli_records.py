@@ -116,6 +116,7 @@ def test_a_member_of_a_group_commits_nothing_that_it_could_not_print(
     config = {
         "bootstrap.servers": client.settings.bootstrap_servers,
         "zookeeper": client.settings.zookeeper,
+        "zookeeper.root": client.settings.zookeeper_root,
         "group.id": group,
     }
     with rollbridge.Consumer({**config, "auto.offset.reset": "earliest"}) as rest:

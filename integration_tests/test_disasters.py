@@ -1,4 +1,4 @@
-"""What machines do to servers: a full disk (skipped where none can be mounted), a clock that jumps."""
+"""What machines do to servers: a full disk (skipped where none can be mounted)."""
 
 from __future__ import annotations
 

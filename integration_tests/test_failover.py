@@ -1,4 +1,4 @@
-"""Several coordinators: they share groups, take over from one that dies or is paused, and survive their servers."""
+"""Several coordinators: groups move to their first choice, and leaders that are paused or cut off change nothing."""
 
 from __future__ import annotations
 
