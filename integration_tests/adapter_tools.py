@@ -6,17 +6,17 @@ import time
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
+from confluent_kafka import Message
 from kio.schema.errors import ErrorCode
 from kio.schema.offset_fetch.v9 import OffsetFetchRequest, OffsetFetchResponse
 from kio.schema.offset_fetch.v9.request import OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from kio.schema.types import GroupId, TopicName
 from kio.static.primitive import i32
 
+from integration_tests.kafka_tools import read_places
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.base.deadlines import Deadline
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.clients import consumer_config
 from rollbridge.kafka.metadata import CoordinatorType, Isolation
 from rollbridge.kafka.offsets import PartitionLike
 from rollbridge.kafka.records import BatchBuilder, Compression
@@ -86,33 +86,17 @@ def read_messages(
     isolation: Isolation = Isolation.READ_COMMITTED,
     settled: bool = True,
     first: int = 0,
-    timeout_s: float = 60.0,
 ) -> list[Message]:
     """All records of a partition from offset ``first`` to its end, read by librdkafka with checksums checked.
 
     ``settled`` waits first until no native transaction is open: a commit is answered before its markers are written.
     """
     if settled:
-        await_settled(bootstrap_servers, [(topic, partition)], timeout_s=timeout_s)
-    config = consumer_config(bootstrap_servers, isolation=isolation, extra={"fetch.wait.max.ms": 10})
-    consumer = Consumer({**config, "enable.partition.eof": True})
-    try:
-        consumer.assign([TopicPartition(topic, partition, first)])
-        found: list[Message] = []
-        deadline = time.monotonic() + timeout_s
-        while True:
-            message = consumer.poll(0.05)
-            for one in [] if message is None else [message, *consumer.consume(10_000, 0)]:
-                error = one.error()
-                if error is None:
-                    found.append(one)
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    return found
-                else:
-                    assert error.retriable(), f"cannot read {topic}: {error}"
-            assert time.monotonic() < deadline, f"{len(found)} records of {topic} read, its end not reached"
-    finally:
-        consumer.close()
+        await_settled(bootstrap_servers, [(topic, partition)])
+    [found] = read_places(
+        bootstrap_servers, [(topic, partition)], isolation=isolation.name.lower(), first=first
+    ).values()
+    return found
 
 
 def read_values(

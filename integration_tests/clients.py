@@ -10,12 +10,13 @@ from types import TracebackType
 from typing import Any, Self
 
 import pytest
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaException, Message
 from kazoo.client import KazooClient
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.coordinators import until
+from integration_tests.kafka_tools import read_places
 from rollbridge.base.attribution import HEADER_VALUE, RECORD_HEADER, unpack_record_header, unpack_run
 from rollbridge.base.ids import TransactionId
 from rollbridge.base.sn import DLSN
@@ -173,37 +174,9 @@ def read_committed(
     Each record of a transaction has a header of its own, whether it was written with it or stands in a run.
     """
     places = [(topic, number) for topic in topics for number in range(partitions)]
-    found: dict[tuple[str, int], list[Message]] = {place: [] for place in places}
     if isolation == "read_committed":
         await_markers(bootstrap_servers, places)
-    consumer = Consumer(
-        {
-            "bootstrap.servers": bootstrap_servers,
-            "group.id": "plain-reader",
-            "isolation.level": isolation,
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "fetch.wait.max.ms": 20,
-            # Takes effect where a topic was truncated; to ask for the beginning takes the library half a second.
-            "auto.offset.reset": "earliest",
-        }
-    )
-    try:
-        consumer.assign([TopicPartition(*place, 0) for place in places])
-        unread = set(places)
-        deadline = time.monotonic() + PATIENCE_S
-        while unread:
-            assert time.monotonic() < deadline, f"the ends of {unread} were not reached"
-            message = consumer.poll(1.0)
-            if message is None:
-                continue
-            place, error = (message.topic() or "", message.partition() or 0), message.error()
-            if error is None:
-                found[place].append(message)
-            elif error.name() == "_PARTITION_EOF":
-                unread.discard(place)
-    finally:
-        consumer.close()
+    found = read_places(bootstrap_servers, places, isolation=isolation)
     for place in places:
         give_headers(bootstrap_servers, place, found[place])
     return [message for place in places for message in found[place]]

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from integration_tests.crashing import CRASH_AT, program
-from integration_tests.patience import PATIENCE_S, end
+from integration_tests.patience import PATIENCE_S, end, eventually
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import ControllerEpoch
 from rollbridge.metadata.session import ZooKeeperSession
@@ -96,10 +95,7 @@ def coordinator(
 
 def until(condition: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
     """Wait for a condition."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the state that was waited for did not come"
-        time.sleep(0.05)
+    eventually(condition, "the state that was waited for did not come", timeout_s)
 
 
 def controller_epoch(session: ZooKeeperSession, group: GroupName) -> int:

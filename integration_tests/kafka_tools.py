@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+
+from integration_tests.patience import PATIENCE_S
 
 
 def producer_config(servers: str) -> dict[str, Any]:
@@ -42,32 +46,43 @@ def produce(servers: str, topic: str, values: Sequence[bytes], partition: int = 
     assert not failures
 
 
-def read_all(servers: str, partition: TopicPartition) -> list[bytes | None]:
-    """Everything that a ``read_committed`` consumer can see of a partition now."""
+def read_places(
+    servers: str, places: Sequence[tuple[str, int]], *, isolation: str = "read_committed", first: int = 0
+) -> dict[tuple[str, int], list[Message]]:
+    """The records of each partition from an offset to the end that there is now; checksums are checked."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
-            "group.id": "read-all",
+            "group.id": "plain-reader",
             "enable.auto.commit": False,
-            "isolation.level": "read_committed",
+            "isolation.level": isolation,
             "enable.partition.eof": True,
+            "check.crcs": True,
             "fetch.wait.max.ms": 20,
             # Takes effect where a topic was truncated; to ask for the beginning takes the library half a second.
             "auto.offset.reset": "earliest",
         }
     )
-    try:
-        consumer.assign([TopicPartition(partition.topic, partition.partition, 0)])
-        values: list[bytes | None] = []
-        while True:
-            message = consumer.poll(30)
-            assert message is not None, f"{partition.topic} neither gave a record nor ended"
-            error = message.error()
-            if error is None:
-                values.append(message.value())
-            elif error.code() == KafkaError._PARTITION_EOF:
-                return values
-            else:
-                assert error.retriable(), error
-    finally:
-        consumer.close()
+    found: dict[tuple[str, int], list[Message]] = {place: [] for place in places}
+    unread, last = set(places), None
+    deadline = time.monotonic() + PATIENCE_S
+    with closing(consumer):
+        consumer.assign([TopicPartition(*place, first) for place in places])
+        while unread:
+            assert time.monotonic() < deadline, f"the ends of {unread} were not reached, and the last error was {last}"
+            message = consumer.poll(0.05)
+            for one in [] if message is None else [message, *consumer.consume(10_000, 0)]:
+                place, error = (one.topic() or "", one.partition() or 0), one.error()
+                if error is None:
+                    found[place].append(one)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    unread.discard(place)
+                else:
+                    last = error
+    return found
+
+
+def read_all(servers: str, partition: TopicPartition) -> list[bytes | None]:
+    """Everything that a ``read_committed`` consumer can see of a partition now."""
+    [found] = read_places(servers, [(partition.topic, partition.partition)]).values()
+    return [message.value() for message in found]

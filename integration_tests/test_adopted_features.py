@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Producer
 
 import rollbridge
-from integration_tests.clients import Site, read_committed, until
-from rollbridge.errors import TransactionAbortedError
+from integration_tests.clients import Site, read_committed
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicSpec
 
@@ -31,18 +29,12 @@ def adopt(site: Site, client: rollbridge.Bridge, scope: str, topic: str) -> str:
     return topic
 
 
-def native(site: Site, topic: str, value: bytes, **settings: str) -> Producer:
+def native(site: Site, topic: str, value: bytes) -> None:
     """Write a record of each key as a Java producer would."""
-    producer = Producer(
-        {"bootstrap.servers": site.cluster.bootstrap_servers, "partitioner": "murmur2_random", **settings}
-    )
-    if "transactional.id" in settings:
-        producer.init_transactions(30)
-        producer.begin_transaction()
+    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "partitioner": "murmur2_random"})
     for key in KEYS:
         producer.produce(topic, value, key)
     assert producer.flush(30) == 0
-    return producer
 
 
 def records_of(client: rollbridge.Bridge, stream: str) -> list[bytes | None]:
@@ -101,34 +93,6 @@ def test_parts_of_other_processes_and_a_resumed_transaction(
     assert {b"left", b"and gone on"} <= set(values(site, orders_topic))
 
 
-def test_an_aborted_and_an_expired_transaction_leave_nothing(
-    site: Site, client: rollbridge.Bridge, orders_topic: str
-) -> None:
-    aborted = client.begin(orders_topic)
-    aborted.write(orders_topic, KEYS[0], b"aborted")
-    aborted.abort()
-    expired = client.begin(orders_topic, timeout=timedelta(milliseconds=300))
-    expired.write(orders_topic, KEYS[0], b"expired")
-    expired.flush()
-    until(lambda: client.outcome(expired.id).state == "aborted")
-    with pytest.raises(TransactionAbortedError):
-        expired.commit()
-    assert set(values(site, orders_topic)) == {b"native"}
-
-
-def test_commits_go_on_while_a_native_transaction_is_open_on_the_topic(
-    site: Site, client: rollbridge.Bridge, orders_topic: str
-) -> None:
-    producer = native(site, orders_topic, b"open for long", **{"transactional.id": f"long-{orders_topic}"})
-    for number in range(3):
-        with client.transaction(orders_topic) as transaction:
-            transaction.write(orders_topic, KEYS[0], b"ours-%d" % number)
-    producer.commit_transaction(30)
-    found = values(site, orders_topic)
-    assert [value for value in found if value and value.startswith(b"ours-")] == [b"ours-0", b"ours-1", b"ours-2"]
-    assert found.count(b"open for long") == len(KEYS)
-
-
 def test_previews_show_what_is_open_and_readers_begin_where_they_left(
     client: rollbridge.Bridge, orders_topic: str
 ) -> None:
@@ -143,31 +107,6 @@ def test_previews_show_what_is_open_and_readers_begin_where_they_left(
     transaction.commit()
     with client.reader(orders_topic, start=str(position), follow=False) as reader:
         assert [record.value for record in reader] == [b"open"]
-
-
-def test_offsets_of_a_native_group_are_committed_with_a_transaction(
-    site: Site, client: rollbridge.Bridge, orders_topic: str
-) -> None:
-    consumer = Consumer(
-        {
-            "bootstrap.servers": site.cluster.bootstrap_servers,
-            "group.id": f"group-{orders_topic}",
-            "enable.auto.commit": False,
-            "auto.offset.reset": "earliest",
-        }
-    )
-    try:
-        consumer.assign([TopicPartition(orders_topic, number, 0) for number in range(PARTITIONS)])
-        message = consumer.poll(60)
-        assert message is not None
-        place = TopicPartition(orders_topic, message.partition() or 0, (message.offset() or 0) + 1)
-        with client.transaction(orders_topic) as transaction:
-            transaction.write(orders_topic, KEYS[0], b"read and written")
-            transaction.send_offsets([place], consumer.consumer_group_metadata())
-        [committed] = consumer.committed([place], 30)
-        assert committed.offset == place.offset
-    finally:
-        consumer.close()
 
 
 def test_a_truncation_is_asked_for_by_the_topics_name(site: Site, client: rollbridge.Bridge, orders_topic: str) -> None:

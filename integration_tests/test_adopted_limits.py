@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -295,19 +294,3 @@ def test_a_topic_that_takes_its_own_time_replaces_that_of_records(
 
 
 # Kafka's own limits, for comparison
-
-
-def test_native_producers_meet_the_same_limits(site: Site, adopted: Make) -> None:
-    topic = adopted(cleanup_policy="compact", max_message_bytes=SMALL)
-    producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers})
-    faults: list[str] = []
-
-    def delivered(error: KafkaError | None, _: Message) -> None:
-        faults.append("none" if error is None else error.name())
-
-    for value, key in ((b"keyless", None), (bytes(SMALL), b"k")):
-        producer.produce(topic, value, key, on_delivery=delivered)
-        assert producer.flush(30) == 0
-    assert faults == ["INVALID_RECORD", "MSG_SIZE_TOO_LARGE"]
-    with pytest.raises(KafkaException):
-        producer.produce(topic, bytes(2_000_000), b"k")

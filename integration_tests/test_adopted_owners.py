@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
 import rollbridge
 from bridge.tests.refusals import raises_code
-from integration_tests.adopted_owners import FAST
 from integration_tests.adopted_topics import KEYS, PARTITIONS, create_anew, found, grow, kafka, native, site, topic
-from integration_tests.backends.local import LocalCluster
-from integration_tests.clients import Site, adopt, consumer_of, read_committed
+from integration_tests.clients import Site, adopt, consumer_of
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.doctor.verify import make_plan
@@ -177,43 +174,6 @@ def test_a_topic_is_left_once_what_native_producers_have_open_has_ended(
     begun(client, topic, b"elsewhere-").commit()
     expected = {*ours(b"elsewhere-"), b"beside", *([b"open"] if wish == "commit" else [])}
     assert {record.value for record in client.reader(topic, follow=False)} == expected
-
-
-def test_what_kafka_itself_deletes_is_gone_for_everybody_and_nothing_else_is(tmp_path: Path) -> None:
-    with LocalCluster(kafka_settings=FAST) as cluster, Site(cluster, "/retention", tmp_path) as site:
-        servers = cluster.bootstrap_servers
-        kafka = AdminClient({"bootstrap.servers": servers})
-        settings = {"retention.ms": "3000", "segment.ms": "500", "message.timestamp.type": "CreateTime"}
-        kafka.create_topics([NewTopic("orders", 1, 1, config=settings)])["orders"].result(120)
-        admin = KafkaClient(servers).topics
-        with site.connect("app", rollbridge.ClientOptions(admin_timeout_s=120)) as client:
-            adopt(client, "orders", partitioner="murmur2")
-            long_one = begun(client, "orders", b"open-")
-            begun(client, "orders", b"old-").commit()
-            behind = client.reader("orders", follow=False)
-            (first,) = behind.consume(1, PATIENCE_S)
-            assert first.value in ours(b"old-")
-            place = ("orders", 0)
-
-            def is_deleted() -> bool:
-                native(site, "orders", [b"filler"])  # whatever is written rolls the file before it
-                return admin.first([place])[place] >= len(KEYS)
-
-            eventually(is_deleted, "Kafka deletes what is old")
-            # What was open all the time is as old as its commit.
-            assert long_one.commit().records == len(KEYS)
-            with client.reader("orders", follow=False) as reader:
-                values = [record.value for record in reader]
-            there = [message.value() for message in read_committed(servers, ["orders"])]
-            assert set(there) <= set(values)
-            assert not set(values) & ours(b"old-")
-            with pytest.raises(TruncatedError):
-                for _ in client.reader("orders", start=behind.position, follow=False):
-                    pass
-            cas = client.cas_writer("orders")
-            cas.write(KEYS[0], b"conditional", expected=cas.tail(KEYS[0]))
-            client.admin.release_topic("orders")
-        assert b"conditional" in [message.value() for message in read_committed(servers, ["orders"])]
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["deleted", "anew"])

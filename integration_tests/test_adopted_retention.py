@@ -12,7 +12,6 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
-from integration_tests.adopted_owners import FAST
 from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site, adopt, read_committed, until
 from integration_tests.command_line import Cli
@@ -20,6 +19,11 @@ from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.kafka.client import KafkaClient
 
+FAST = {
+    "log.retention.check.interval.ms": "200",
+    "log.initial.task.delay.ms": "200",
+    "log.segment.delete.delay.ms": "0",
+}
 KEPT_MS = 1
 """Brokers look every five minutes, so that records stay for as long as a test needs them."""
 

@@ -131,26 +131,6 @@ def test_each_important_alert_fires_when_a_cluster_is_in_that_trouble(
         assert "NoCoordinator" not in prometheus.firing()
 
 
-def test_a_leader_that_does_not_keep_up_is_seen(cluster: AnyCluster, root: str, scope: str, tmp_path: Path) -> None:
-    stream, group = str(StreamName(scope, "orders")), str(GroupName(scope))
-    with Fleet(cluster, root, tmp_path) as fleet:
-        fleet.start("one")
-        with (
-            Prometheus(tmp_path / "prometheus", [*fleet.addresses.values()], {"> 30\n": "> 1\n"}) as prometheus,
-            Site(cluster, root, tmp_path).connect("loader") as b,
-        ):
-            b.admin.create_stream(stream)
-            with slowed(cluster):
-                txn = b.begin(stream)
-                for _ in range(200):
-                    txn.write(stream, key=b"k", value=os.urandom(10_000))
-                    txn.flush()
-                said = prometheus.await_firing("FoldLag", job=JOB, group=group, stream=stream)
-                assert f"behind stream {stream}" in said["summary"]
-            txn.abort()
-            prometheus.await_calm("FoldLag")
-
-
 def test_a_leader_that_waits_for_one_answer_is_seen(cluster: AnyCluster, root: str, scope: str, tmp_path: Path) -> None:
     stream, group = StreamName(scope, "orders"), GroupName(scope)
     cli = Cli(cluster, root)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from bridge.tests.refusals import raises_code
-from integration_tests.adapter_tools import await_settled, batch_of, read_messages, read_values
+from integration_tests.adapter_tools import await_settled, batch_of, read_messages, read_values, stored_offsets
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.patience import PATIENCE_S
 from rollbridge.errors import ConfigError, CorruptDataError, FencedError
@@ -18,6 +17,7 @@ from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendRefusedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.stream.group_offsets import METADATA_CHARACTERS_MAX, OffsetDetails, is_too_large
 
 Opener = Callable[..., TransactionalAppender]
 
@@ -58,53 +58,6 @@ def opener(servers: str, topic_prefix: str) -> Iterator[Opener]:
 @pytest.fixture
 def appender(opener: Opener) -> TransactionalAppender:
     return opener()
-
-
-@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_any_buffer_is_a_batch(
-    appender: TransactionalAppender, servers: str, topic: str, kind: Callable[[bytes], bytes | bytearray | memoryview]
-) -> None:
-    original = batch_of([b"x", b"y"])
-    batch = kind(original)
-    appender.append([(topic, batch)])
-    appender.commit()
-    assert read_values(servers, topic) == [b"x", b"y"]
-    assert bytes(batch) == original
-
-
-def test_megabytes_are_pipelined_to_several_topics_in_order(
-    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic_prefix: str
-) -> None:
-    topics = [f"{topic_prefix}-{n}" for n in range(3)]
-    admin.create_topics(TopicSpec(name=name, config={"max.message.bytes": "2000000"}) for name in topics)
-    filler = random.Random(1).randbytes(100_000)
-    expected: dict[str, list[bytes]] = {name: [] for name in topics}
-
-    def batches() -> Iterator[tuple[str, bytes]]:
-        for n in range(60):
-            name = topics[n % 7 % 3]
-            values = [b"%d-%d-" % (n, part) + filler for part in range(9)]
-            expected[name] += values
-            yield name, batch_of(values)
-
-    appender.append(batches())
-    appender.commit()
-    for name in topics:
-        assert read_values(servers, name) == expected[name]
-
-
-def test_many_topics_become_visible_together(
-    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic_prefix: str
-) -> None:
-    topics = [f"{topic_prefix}-{n}" for n in range(60)]
-    admin.create_topics(TopicSpec(name=name) for name in topics)
-    appender.append((name, batch_of([name.encode()])) for name in topics)
-    assert set(admin.end(topics, Isolation.READ_COMMITTED).values()) == {0}
-    appender.commit()
-    await_settled(servers, topics)
-    # One record and one marker each.
-    assert set(admin.end(topics, Isolation.READ_COMMITTED).values()) == {2}
-    assert read_values(servers, topics[-1]) == [topics[-1].encode()]
 
 
 def test_an_open_transaction_is_invisible_and_ends_with_its_appender(opener: Opener, servers: str, topic: str) -> None:
@@ -196,18 +149,6 @@ def test_a_batch_the_broker_finds_wrong_is_a_refusal(appender: TransactionalAppe
     assert read_values(servers, topic) == [b"yes"]
 
 
-def test_a_batch_over_the_topics_limit_is_a_refusal_of_the_whole_transaction(
-    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic: str, topic_prefix: str
-) -> None:
-    small = f"{topic_prefix}-small"
-    admin.create_topics([TopicSpec(name=small, config={"max.message.bytes": "1000"})])
-    with pytest.raises(AppendRefusedError) as refused:
-        appender.append([(topic, batch_of([b"fits"])), (small, batch_of([bytes(1000)])), (topic, batch_of([b"too"]))])
-    assert (refused.value.topic, refused.value.kafka_error) == (small, "MESSAGE_TOO_LARGE")
-    appender.abort()
-    assert read_values(servers, topic) == []
-
-
 def test_a_sealed_topic_refuses_and_the_transaction_can_be_aborted(
     opener: Opener, servers: str, admin: TopicAdmin, topic: str, topic_prefix: str
 ) -> None:
@@ -253,19 +194,6 @@ def test_an_unknown_topic_is_a_refusal_and_a_new_one_is_waited_for(
     assert read_values(servers, topic_prefix) == [b"yes"]
 
 
-def test_a_topic_that_was_deleted_and_made_anew_is_found_again(
-    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic: str
-) -> None:
-    appender.append([(topic, batch_of([b"old"]))])
-    appender.commit()
-    await_settled(servers, [topic])
-    admin.delete_topics([topic])
-    admin.create_topics([TopicSpec(name=topic)])
-    appender.append([(topic, batch_of([b"new"]))])
-    appender.commit()
-    assert read_values(servers, topic) == [b"new"]
-
-
 def test_a_newer_user_fences_the_older_one(opener: Opener, servers: str, topic: str) -> None:
     old, idle = opener(), opener("-idle")
     old.append([(topic, batch_of([b"old"]))])
@@ -284,31 +212,6 @@ def test_a_newer_user_fences_the_older_one(opener: Opener, servers: str, topic: 
     newer_idle.append([(topic, batch_of([b"newer"]))])
     newer_idle.commit()
     assert read_values(servers, topic) == [b"new", b"newer"]
-
-
-def test_a_zombie_that_inits_again_does_not_disturb_the_newer_user(opener: Opener, servers: str, topic: str) -> None:
-    zombie = opener()
-    zombie.append([(topic, batch_of([b"zombie"]))])
-    new = opener()
-    new.append([(topic, batch_of([b"first half"]))])
-    # As after an answer that was lost: the zombie does not know yet that it is one.
-    with pytest.raises(FencedError):
-        zombie.init()
-    new.append([(topic, batch_of([b"second half"]))])
-    new.commit()
-    assert read_values(servers, topic) == [b"first half", b"second half"]
-
-
-def test_init_in_the_middle_aborts_what_is_open(appender: TransactionalAppender, servers: str, topic: str) -> None:
-    appender.append([(topic, batch_of([b"no"]))])
-    appender.init()
-    appender.init()
-    appender.append([(topic, batch_of([b"yes"]))])
-    appender.commit()
-    appender.init()
-    appender.append([(topic, batch_of([b"and yes"]))])
-    appender.commit()
-    assert read_values(servers, topic) == [b"yes", b"and yes"]
 
 
 def test_operations_out_of_turn_are_refused(opener: Opener, topic: str) -> None:
@@ -347,3 +250,38 @@ def test_wrong_settings_are_named(given: dict[str, object], options: dict[str, o
 def test_a_transaction_timeout_over_the_brokers_limit_is_a_setting(opener: Opener) -> None:
     with pytest.raises(ConfigError, match=r"900001 ms are more than its transaction\.max\.timeout\.ms"):
         opener(transaction_timeout_ms=900_001)
+
+
+def test_offsets_alone_make_a_transaction(appender: TransactionalAppender, servers: str, topic: str) -> None:
+    for offset in range(3):
+        appender.send_offsets(topic, {(topic, 0): offset})
+        assert appender.state is AppenderState.IN_TRANSACTION
+        appender.commit()
+        # The same transactional id again at once: it has to wait for its own markers.
+        appender.send_offsets(topic, {(topic, 0): offset + 100})
+        appender.abort()
+    assert stored_offsets(servers, topic, topic, 1)[0].offset == 2
+
+
+def test_no_offsets_are_no_transaction(appender: TransactionalAppender, topic: str) -> None:
+    appender.send_offsets(topic, {})
+    assert appender.state is AppenderState.READY
+    appender.close()
+    with raises_code("invalid-state"):
+        appender.send_offsets(topic, {(topic, 0): 1})
+
+
+@pytest.mark.parametrize("text", ["x" * (METADATA_CHARACTERS_MAX + 1), "💡" * (METADATA_CHARACTERS_MAX // 2) + "x"])
+def test_metadata_is_as_long_as_brokers_take_at_most(
+    appender: TransactionalAppender, servers: str, topic: str, text: str
+) -> None:
+    assert is_too_large(text)
+    with pytest.raises(AppendRefusedError) as refused:
+        appender.send_offsets(topic, {(topic, 0): 1}, {(topic, 0): OffsetDetails(metadata=text)})
+    assert refused.value.kafka_error == "OFFSET_METADATA_TOO_LARGE"
+    appender.abort()
+    fitting = OffsetDetails(metadata=text[1:] if text[0] == "x" else text[:-1])
+    assert not is_too_large(fitting.metadata)
+    appender.send_offsets(topic, {(topic, 0): 1}, {(topic, 0): fitting})
+    appender.commit()
+    assert stored_offsets(servers, topic, topic, 1)[0].metadata == fitting.metadata

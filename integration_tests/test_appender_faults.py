@@ -313,18 +313,6 @@ def test_an_abort_right_after_a_commit_is_not_taken_for_a_fencing(
     assert read_values(servers, names[-1]) == [b"x"] * 5
 
 
-def test_a_lost_connection_between_append_and_commit_is_not_papered_over(
-    proxy: FaultProxy, opener: Opener, servers: str, topics: list[str]
-) -> None:
-    appender = opener(servers)
-    appender.append((name, batch_of([b"maybe"])) for name in topics)
-    proxy.cut_all()
-    with pytest.raises(AppendUnknownError):
-        appender.commit()
-    appender.init()
-    assert not check_one_outcome(servers, topics, [], b"maybe")
-
-
 def test_a_connection_lost_between_transactions_is_replaced(
     proxy: FaultProxy, opener: Opener, servers: str, topics: list[str]
 ) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration_tests.backends.choice import BACKEND_VARIABLE, REQUIRE_VARIABLE, Backend, demand, each
-from integration_tests.backends.container_nodes import variable_of
+from integration_tests.backends.choice import BACKEND_VARIABLE, REQUIRE_VARIABLE, demand
 from integration_tests.backends.interface import Ability
 from integration_tests.backends.local import LocalCluster
 
@@ -54,23 +53,6 @@ def test_all_tests_of_servers_are_skipped_where_docker_was_asked_for_in_vain() -
     assert "1 skipped" in said.stdout
 
 
-def test_an_unknown_backend_is_refused() -> None:
-    said = run(ON_CONTAINERS, **{BACKEND_VARIABLE: "podman"})
-    assert said.returncode == 4, said.stdout
-    assert "podman is no backend; it is one of auto, docker, local" in said.stderr
-
-
-def test_tests_for_both_ask_for_containers_only_where_they_get_them() -> None:
-    found = {backend: [(one.id, [mark.name for mark in one.marks]) for one in each(backend)] for backend in Backend}
-    processes: tuple[str, list[str]] = ("processes", [])
-    second = ("containers", ["containers", "long"])
-    assert found == {
-        Backend.AUTO: [processes, second],
-        Backend.LOCAL: [processes, second],
-        Backend.DOCKER: [("containers", ["containers"])],
-    }
-
-
 def test_a_test_is_told_what_its_servers_cannot_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(REQUIRE_VARIABLE, raising=False)
     demand(LocalCluster(), [Ability.CLOCK])
@@ -82,11 +64,3 @@ def test_a_test_is_told_what_its_servers_cannot_do(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv(REQUIRE_VARIABLE, "1")
     with pytest.raises(pytest.fail.Exception, match="partition"):
         demand(LocalCluster(), [Ability.PARTITION])
-
-
-@pytest.mark.parametrize(
-    ("key", "variable"),
-    [("log.dirs", "KAFKA_LOG_DIRS"), ("a.b-c_d", "KAFKA_A_B___C__D")],
-)
-def test_settings_go_to_kafkas_image_as_it_reads_them(key: str, variable: str) -> None:
-    assert variable_of(key) == variable

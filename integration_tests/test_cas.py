@@ -297,13 +297,6 @@ def test_two_writers_of_one_client_do_not_fence_each_other(client: rollbridge.Br
             sn = one.write(b"a", b"1", expected=sn)
 
 
-def test_headers_of_the_caller_are_kept(site: Site, writer: CasWriter, ledger: str) -> None:
-    writer.write(b"a", b"1", expected=EMPTY, headers=[("colour", b"red"), ("none", None)])
-    headers = site.committed(ledger)[0].headers()
-    assert headers is not None
-    assert list(headers)[:2] == [("colour", b"red"), ("none", None)]
-
-
 def test_timestamps_of_the_caller_are_kept(client: rollbridge.Bridge, writer: CasWriter, ledger: str) -> None:
     sn = writer.write(b"a", b"1", expected=EMPTY, timestamp=1_000_000)
     writer.write_all([(b"a", b"2"), (b"a", b"3")], expected=sn, timestamp=2_000_000)
@@ -370,13 +363,6 @@ def test_an_sn_beyond_the_tail_is_refused(writer: CasWriter, about: str) -> None
     sn = writer.write(b"a", b"1", expected=EMPTY)
     with pytest.raises(CasWriteError) as caught:
         writer.write(b"a", b"no", expected=SN(sequence_id=1_000_000), scope=about)
-    assert caught.value.actual == sn
-
-
-def test_an_sn_where_no_record_stands_is_refused(writer: CasWriter) -> None:
-    sn = writer.write(b"a", b"1", expected=EMPTY)
-    with pytest.raises(CasWriteError) as caught:
-        writer.write(b"a", b"no", expected=SN(sequence_id=1))  # the marker of the first write
     assert caught.value.actual == sn
 
 

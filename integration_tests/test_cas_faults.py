@@ -153,20 +153,6 @@ def test_a_write_waits_for_earlier_transactions_and_outlives_its_own_time_out(
     assert values(site, ledger) == [b"earlier", b"later"]
 
 
-def test_a_transaction_that_stays_open_for_too_long_is_said_so(
-    site: Site, client: rollbridge.Bridge, ledger: str
-) -> None:
-    appender, _ = open_by_hand(site, ledger, b"earlier")
-    with client.cas_writer(ledger, timeout=5, transaction_timeout=5) as writer:
-        with pytest.raises(UnavailableError, match="still open"):
-            writer.write(b"a", b"no", expected=EMPTY)
-        with pytest.raises(UnavailableError, match="stays open"):
-            writer.tail()
-    appender.abort()
-    appender.close()
-    assert values(site, ledger) == []
-
-
 def test_a_writer_that_lost_its_slot_takes_another_and_goes_on(
     site: Site, client: rollbridge.Bridge, ledger: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,4 +1,4 @@
-"""``rollbridge produce`` and ``rollbridge consume`` against a real cluster."""
+"""``rollbridge produce``, ``consume``, ``cas`` and ``tail`` against a real cluster."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.clients import Site
 from integration_tests.command_line import Cli
 from integration_tests.grown_streams import KEYS, grow, write
 from integration_tests.kafka_tools import producer_config
@@ -21,26 +22,9 @@ from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.cli.common import ExitCode
 
 
-@pytest.fixture(scope="module")
-def b(cluster: AnyCluster) -> Iterator[rollbridge.Bridge]:
-    coordinator = cluster.start_coordinator()
-    with rollbridge.connect(
-        cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="cli-tests"
-    ) as connection:
-        yield connection
-    cluster.stop_coordinator(coordinator)
-
-
 @pytest.fixture
-def cli(cluster: AnyCluster, b: rollbridge.Bridge) -> Cli:
-    return Cli(cluster)
-
-
-@pytest.fixture
-def stream(b: rollbridge.Bridge, unique_name: Callable[[str], str]) -> str:
-    name = f"cli/{unique_name('stream')}"
-    b.admin.create_stream(name, segments=2)
-    return name
+def stream(orders: str) -> str:
+    return orders
 
 
 def by_key(out: str) -> dict[str, list[str]]:
@@ -52,9 +36,9 @@ def by_key(out: str) -> dict[str, list[str]]:
     return found
 
 
-def grown(b: rollbridge.Bridge, stream: str) -> list[str]:
+def grown(client: rollbridge.Bridge, stream: str) -> list[str]:
     """A stream with a history; the values of each key in their order, as lines."""
-    return [value.decode() for value in grow(b, stream)]
+    return [value.decode() for value in grow(client, stream)]
 
 
 def test_lines_become_records_of_one_transaction(cli: Cli, stream: str) -> None:
@@ -104,8 +88,8 @@ def test_consuming_goes_on_at_a_position_a_time_or_a_dlsn(cli: Cli, stream: str)
         assert (refused.code, refused.out) == (ExitCode.REFUSED, "")
 
 
-def test_records_of_open_transactions_are_previewed(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
-    txn = b.begin(stream)
+def test_records_of_open_transactions_are_previewed(cli: Cli, client: rollbridge.Bridge, stream: str) -> None:
+    txn = client.begin(stream)
     txn.write(stream, key=b"k", value=b"open")
     txn.flush()
     assert cli("consume", stream).out == ""
@@ -115,10 +99,10 @@ def test_records_of_open_transactions_are_previewed(cli: Cli, b: rollbridge.Brid
 
 
 def test_a_member_of_a_group_commits_nothing_that_it_could_not_print(
-    cli: Cli, b: rollbridge.Bridge, stream: str, unique_name: Callable[[str], str], tmp_path: Path
+    cli: Cli, client: rollbridge.Bridge, stream: str, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     wanted = {f"value {number}" for number in range(3_000)}
-    with b.transaction(stream) as transaction:
+    with client.transaction(stream) as transaction:
         for value in wanted:
             transaction.write(stream, key=value.encode(), value=value.encode())
     group, file = unique_name("group"), tmp_path / "printed"
@@ -129,7 +113,12 @@ def test_a_member_of_a_group_commits_nothing_that_it_could_not_print(
         assert member.wait(PATIENCE_S) != 0
     found = set(file.read_text().splitlines())
     assert not wanted <= found, "all of it fits into the file"
-    config = {"bootstrap.servers": b.settings.bootstrap_servers, "zookeeper": b.settings.zookeeper, "group.id": group}
+    config = {
+        "bootstrap.servers": client.settings.bootstrap_servers,
+        "zookeeper": client.settings.zookeeper,
+        "zookeeper.root": client.settings.zookeeper_root,
+        "group.id": group,
+    }
     with rollbridge.Consumer({**config, "auto.offset.reset": "earliest"}) as rest:
         rest.subscribe([stream])
 
@@ -141,27 +130,27 @@ def test_a_member_of_a_group_commits_nothing_that_it_could_not_print(
 
 
 def test_a_member_of_a_group_goes_on_where_the_group_is(
-    cli: Cli, b: rollbridge.Bridge, stream: str, unique_name: Callable[[str], str]
+    cli: Cli, client: rollbridge.Bridge, stream: str, unique_name: Callable[[str], str]
 ) -> None:
     group = unique_name("group")
-    values = grown(b, stream)
+    values = grown(client, stream)
     options = ("--group", group, "--format", "{key}={value}", "--max-records")
     read = cli("consume", stream, *options, str(len(KEYS) * len(values)))
     assert by_key(read.out) == {key.decode(): values for key in KEYS}
     assert read.err.endswith(f"of {stream}; by a member of group {group}\n")
-    write(b, stream, b"later")
+    write(client, stream, b"later")
     assert by_key(cli("consume", stream, *options, str(len(KEYS))).out) == {key.decode(): ["later"] for key in KEYS}
 
 
-def test_whole_transactions_are_printed(cli: Cli, b: rollbridge.Bridge, unique_name: Callable[[str], str]) -> None:
+def test_whole_transactions_are_printed(cli: Cli, client: rollbridge.Bridge, unique_name: Callable[[str], str]) -> None:
     scope = unique_name("scope")
     for name in ("orders", "payments"):
-        b.admin.create_stream(f"{scope}/{name}", segments=2)
-    with b.transaction(f"{scope}/orders", f"{scope}/payments", label="one") as txn:
+        client.admin.create_stream(f"{scope}/{name}", segments=2)
+    with client.transaction(f"{scope}/orders", f"{scope}/payments", label="one") as txn:
         for number in range(4):
             txn.write(f"{scope}/{('orders', 'payments')[number % 2]}", key=b"%d" % number, value=b"v%d" % number)
     printed = cli("consume", scope, "--transactions").out.splitlines()
-    assert printed[0].endswith(f'{txn.id} of cli-tests "one", 4 records')
+    assert printed[0].endswith(f'{txn.id} of tester "one", 4 records')
     assert printed[1:] == ["v0", "v1", "v2", "v3"]
     head, *records = cli.json_lines("consume", f"{scope}/default", "--transactions")
     assert (head["type"], head["records"]) == ("transaction", 4)
@@ -223,17 +212,10 @@ def test_a_bad_line_leaves_nothing_behind(cli: Cli, stream: str, stdin: bytes, w
     assert cli("consume", stream).out == "3\n"
 
 
-def test_a_lease_over_the_limit_is_refused(cli: Cli, stream: str) -> None:
-    for lease in ("8d", "0s"):
-        refused = cli("produce", stream, "-", "--timeout", lease, stdin=b"x\n")
-        assert refused.code == ExitCode.REFUSED
-        assert "a transaction may stay open for up to" in refused.err
-
-
-def test_one_segment_and_what_a_transaction_has_written_to_it(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
+def test_one_segment_and_what_a_transaction_has_written_to_it(cli: Cli, client: rollbridge.Bridge, stream: str) -> None:
     values = {b"k%d" % number: b"v%d" % number for number in range(8)}
-    write(b, stream, b"before")
-    txn = b.begin(stream)
+    write(client, stream, b"before")
+    txn = client.begin(stream)
     for key, value in values.items():
         txn.write(stream, key=key, value=value)
     txn.flush()
@@ -246,10 +228,10 @@ def test_one_segment_and_what_a_transaction_has_written_to_it(cli: Cli, b: rollb
 
     eventually(named, "the transaction is recorded")
     assert [name.partition("/#transaction.")[0] for name in names] == [
-        f"{stream}/{item.id.number}/#epoch.{item.id.epoch}" for item in b.admin.history(stream).active.segments
+        f"{stream}/{item.id.number}/#epoch.{item.id.epoch}" for item in client.admin.history(stream).active.segments
     ]
     assert all(name in cli("txn", "describe", str(txn.id)).out for name in names)
-    b.admin.scale(stream, seal=[0, 1], ranges=[(0.0, 1.0)])
+    client.admin.scale(stream, seal=[0, 1], ranges=[(0.0, 1.0)])
     txn.commit()  # a rolling one
     printed = [cli("consume", name, "--segment").out.splitlines() for name in names]
     assert sorted(line for lines in printed for line in lines) == sorted(value.decode() for value in values.values())
@@ -261,33 +243,11 @@ def test_one_segment_and_what_a_transaction_has_written_to_it(cli: Cli, b: rollb
     assert (wrong.code, "is not a qualified segment name" in wrong.err) == (ExitCode.REFUSED, True)
 
 
-def test_records_of_a_key_keep_their_order_over_scales_and_rolling_commits(
-    cli: Cli, b: rollbridge.Bridge, stream: str
-) -> None:
-    values = grown(b, stream)
-    read = by_key(cli("consume", stream, "--format", "{key}={value}").out)
-    assert read == {key.decode(): values for key in KEYS}
-    causes = [epoch["cause"] for epoch in cli.json("stream", "history", stream)["epochs"]]
-    assert causes == ["create", "scale", "scale", "scale", "rolling-transactions", "rolling-active"]
-
-
-def test_what_is_open_or_aborted_is_not_read_and_does_not_hold_up(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
-    open_one = b.begin(stream)
-    open_one.write_all(stream, [(None, b"open")])
-    open_one.flush()
-    aborted = b.begin(stream)
-    aborted.write_all(stream, [(None, b"aborted")])
-    aborted.abort()
-    write(b, stream, b"committed")
-    assert set(cli("consume", stream).out.splitlines()) == {"committed"}
-    open_one.abort()
-
-
 def test_an_open_native_transaction_is_waited_for_and_then_named(
-    cli: Cli, cluster: AnyCluster, b: rollbridge.Bridge, stream: str
+    cli: Cli, cluster: AnyCluster, client: rollbridge.Bridge, stream: str
 ) -> None:
-    write(b, stream, b"x")
-    topic = b.admin.describe(stream).config.name.segment_topic(rollbridge.SegmentId.of(0, 0))
+    write(client, stream, b"x")
+    topic = client.admin.describe(stream).config.name.segment_topic(rollbridge.SegmentId.of(0, 0))
     producer = Producer({**producer_config(cluster.bootstrap_servers), "transactional.id": f"holds-{topic}"})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -308,11 +268,13 @@ def read_lines(process: subprocess.Popen[str], count: int) -> list[str]:
     return [process.stdout.readline().rstrip("\n") for _ in range(count)]
 
 
-def test_following_goes_on_over_new_epochs_until_it_is_interrupted(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
+def test_following_goes_on_over_new_epochs_until_it_is_interrupted(
+    cli: Cli, client: rollbridge.Bridge, stream: str
+) -> None:
     with cli.start("consume", stream, "--follow", "--format", "{key}={value}") as reader:
-        write(b, stream, b"0")
+        write(client, stream, b"0")
         assert len(by_key("\n".join(read_lines(reader, len(KEYS))))) == len(KEYS)
-        values = grown(b, stream)
+        values = grown(client, stream)
         read = by_key("\n".join(read_lines(reader, len(KEYS) * len(values))))
         assert read == {key.decode(): values for key in KEYS}
         reader.send_signal(signal.SIGINT)
@@ -321,33 +283,33 @@ def test_following_goes_on_over_new_epochs_until_it_is_interrupted(cli: Cli, b: 
         assert "interrupted" in reader.stderr.read()
 
 
-def test_following_from_the_end_leaves_out_what_was_there(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
-    write(b, stream, b"old")
+def test_following_from_the_end_leaves_out_what_was_there(cli: Cli, client: rollbridge.Bridge, stream: str) -> None:
+    write(client, stream, b"old")
     with cli.start("consume", stream, "--from-end", "--follow", "--max-records", "1") as reader:
         number = 0
         while reader.poll() is None:
-            write(b, stream, b"%d" % number)
+            write(client, stream, b"%d" % number)
             number += 1
         assert reader.stdout is not None
         assert reader.stdout.read().strip() in {str(count) for count in range(number)}
         assert reader.returncode == ExitCode.OK
 
 
-def test_a_reader_that_was_left_ends_without_a_complaint(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
-    write(b, stream, b"x")
+def test_a_reader_that_was_left_ends_without_a_complaint(cli: Cli, client: rollbridge.Bridge, stream: str) -> None:
+    write(client, stream, b"x")
     with cli.start("consume", stream, "--follow") as reader:
         assert reader.stdout is not None
         assert reader.stdout.readline() == "x\n"
         reader.stdout.close()
         while reader.poll() is None:
-            write(b, stream, b"y")
+            write(client, stream, b"y")
         assert reader.returncode == ExitCode.OK
         assert reader.stderr is not None
         assert "Error" not in reader.stderr.read()
 
 
-def test_records_that_nothing_takes_are_told_of(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
-    write(b, stream, b"x")
+def test_records_that_nothing_takes_are_told_of(cli: Cli, client: rollbridge.Bridge, stream: str) -> None:
+    write(client, stream, b"x")
     with Path("/dev/full").open("wb") as full, cli.start("consume", stream, stdout=full) as reader:
         assert reader.wait(PATIENCE_S) == ExitCode.ENVIRONMENT
         assert reader.stderr is not None
@@ -356,11 +318,47 @@ def test_records_that_nothing_takes_are_told_of(cli: Cli, b: rollbridge.Bridge, 
         assert "there is no room for the output" in told[1]
 
 
-def test_following_a_stream_that_is_deleted_ends_and_says_so(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
-    write(b, stream, b"x")
+def test_following_a_stream_that_is_deleted_ends_and_says_so(cli: Cli, client: rollbridge.Bridge, stream: str) -> None:
+    write(client, stream, b"x")
     with cli.start("consume", stream, "--follow") as reader:
         assert read_lines(reader, len(KEYS)) == ["x"] * len(KEYS)
-        b.admin.delete_stream(stream)
+        client.admin.delete_stream(stream)
         assert reader.wait(PATIENCE_S) == ExitCode.NOT_FOUND
         assert reader.stderr is not None
         assert f"stream {stream} does not exist" in reader.stderr.read()
+
+
+def test_what_tail_prints_is_what_cas_expects(site: Site, cli: Cli, ledger: str) -> None:
+    assert cli("tail", ledger).out == "empty\n"
+    first = cli("cas", ledger, "one", "--key", "a", "--expected", "empty", "--transaction-id", "7")
+    assert first.code == 0, first
+    assert cli("tail", ledger).out == first.out
+    fallen = cli("cas", ledger, "no", "--key", "a", "--expected", "any", "--transaction-id", "6", "--monotonic-ids")
+    assert fallen.code == ExitCode.REFUSED
+    second = cli.json("cas", ledger, "two", "--key", "a", "--expected", first.out.strip(), "--header", "h=v")
+    assert cli.json("tail", ledger, "--key", "a", "--scope", "key") == second
+    assert [message.value() for message in site.committed(ledger)] == [b"one", b"two"]
+
+
+def test_a_refused_write_has_an_exit_code_and_says_what_is_there(cli: Cli, ledger: str) -> None:
+    first = cli("cas", ledger, "one", "--expected", "empty")
+    refused = cli("cas", ledger, "no", "--expected", "empty")
+    assert refused.code == ExitCode.CONFLICT
+    assert first.out.strip() in refused.err
+    error = json.loads(cli("cas", ledger, "no", "--expected", "empty", "--json").err)["error"]
+    assert (error["code"], error["status_code"]) == ("cas-write", 525)
+    assert (error["expected"], error["actual"]) == ("empty", first.out.strip())
+
+
+def test_a_token_can_be_asked_with(cli: Cli, client: rollbridge.Bridge, ledger: str) -> None:
+    with client.cas_writer(ledger) as writer:
+        token = writer.token(b"a", expected=rollbridge.EMPTY)
+        assert cli.json("cas", ledger, "--outcome", str(token)) == {"written": False}
+        sn = writer.write(b"a", b"1", expected=rollbridge.EMPTY, token=token)
+    assert cli("cas", ledger, "--outcome", str(token)).out == f"{sn}\n"
+    assert cli("cas", ledger, "--outcome", "nonsense").code == ExitCode.REFUSED
+
+
+def test_neither_tail_nor_cas_of_a_stream_that_does_not_exist(cli: Cli, ledger: str) -> None:
+    assert cli("tail", f"{ledger}-no").code == ExitCode.NOT_FOUND
+    assert cli("cas", f"{ledger}-no", "v", "--expected", "any").code == ExitCode.NOT_FOUND

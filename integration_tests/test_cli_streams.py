@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from xml.etree import ElementTree
@@ -20,27 +20,12 @@ from rollbridge.errors import TransactionAbortedError
 from rollbridge.metadata.session import ZooKeeperSession
 
 
-@pytest.fixture(scope="module")
-def b(cluster: AnyCluster) -> Iterator[rollbridge.Bridge]:
-    coordinator = cluster.start_coordinator()
-    with rollbridge.connect(
-        cluster.bootstrap_servers, zookeeper=cluster.zookeeper, client_name="cli-tests"
-    ) as connection:
-        yield connection
-    cluster.stop_coordinator(coordinator)
-
-
 @pytest.fixture
-def cli(cluster: AnyCluster, b: rollbridge.Bridge) -> Cli:
-    return Cli(cluster)
+def stream(scope: str) -> str:
+    return f"{scope}/stream"
 
 
-@pytest.fixture
-def stream(unique_name: Callable[[str], str]) -> str:
-    return f"cli/{unique_name('stream')}"
-
-
-def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -> None:
+def test_a_stream_from_create_to_delete(cli: Cli, scope: str, stream: str, tmp_path: Path) -> None:
     created = cli.json("stream", "create", stream, "--segments", "2")
     assert [(item["segment"], item["low"], item["high"]) for item in created["segments"]] == [
         ("0.#epoch.0", 0.0, 0.5),
@@ -58,7 +43,7 @@ def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -
     assert "exists, with 2 segments" in cli("stream", "create", stream, "--if-not-exists").out
 
     assert stream in [item["stream"] for item in cli.json("stream", "list")]
-    assert stream in cli("stream", "list", "--scope", "cli").out
+    assert stream in cli("stream", "list", "--scope", scope).out
     assert cli.json("stream", "list", "--scope", "no-such-scope") == []
 
     scaled = cli.json("stream", "scale", stream, "--seal", "0", "--into", "2")
@@ -70,7 +55,7 @@ def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -
     assert "[0, 0.5)" in merged.out
 
     described = cli.json("stream", "describe", stream)
-    assert (described["epochs"], described["group"]) == (3, "cli/default")
+    assert (described["epochs"], described["group"]) == (3, f"{scope}/default")
     assert described["leader"]
     assert stream in cli("stream", "describe", stream).out
 
@@ -91,7 +76,7 @@ def test_a_stream_from_create_to_delete(cli: Cli, stream: str, tmp_path: Path) -
     assert cli("stream", "delete", "no-such-scope/stream", "--yes", "--if-exists").code == ExitCode.OK
 
 
-def test_a_stream_keeps_what_it_is_told_to_and_is_truncated(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
+def test_a_stream_keeps_what_it_is_told_to_and_is_truncated(cli: Cli, client: rollbridge.Bridge, stream: str) -> None:
     cli.json("stream", "create", stream, "--retention-time", "7d", "--retention-group", "billing")
     described = cli.json("stream", "describe", stream)
     assert described["retention"] == {"time_ms": 7 * 24 * 3600 * 1000, "bytes": None, "groups": ["billing"]}
@@ -100,12 +85,12 @@ def test_a_stream_keeps_what_it_is_told_to_and_is_truncated(cli: Cli, b: rollbri
     assert "records for 7 days or 10,737,418,240 bytes" in changed.out
     updated = cli.json("stream", "update", stream, "--retention-time", "none")
     assert updated["retention"] == {"time_ms": None, "bytes": 10 * 1024**3, "groups": []}
-    with b.transaction(stream) as txn:
+    with client.transaction(stream) as txn:
         for number in range(4):
             txn.write(stream, key=b"k", value=b"%d" % number)
     assert cli("stream", "truncate", stream, "--before", "0-0:1:0").code == ExitCode.USAGE
     assert cli.json("stream", "truncate", stream, "--before", "0-0:1:0", "--yes")["begins"] == f"{stream}@0-0:1"
-    b.admin.scale(stream, seal=[0], ranges=[(0.0, 1.0)])
+    client.admin.scale(stream, seal=[0], ranges=[(0.0, 1.0)])
     truncated = cli("stream", "truncate", stream, "--before", "latest", "--yes")
     assert truncated.code == ExitCode.OK
     assert f"{stream} begins at {stream}@1-1:0 now." in truncated.out
@@ -163,13 +148,15 @@ def test_a_picture_that_can_not_be_written(cli: Cli, stream: str, tmp_path: Path
     assert "No such file or directory" in found.err
 
 
-def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: rollbridge.Bridge, stream: str) -> None:
+def test_open_transactions_are_found_described_and_aborted(
+    cli: Cli, client: rollbridge.Bridge, scope: str, stream: str
+) -> None:
     cli("stream", "create", stream)
     label = f"load\x1b[31m of {stream}"
-    txn = b.begin(stream, label=label, timeout=timedelta(hours=2))
+    txn = client.begin(stream, label=label, timeout=timedelta(hours=2))
     txn.write(stream, value=b"never seen").add_done_callback(lambda future: None)
     txn.flush()
-    other = b.begin(stream)
+    other = client.begin(stream)
     other.flush()
     mine = ["txn", "list", "--stream", stream]
     eventually(lambda: len(cli.json(*mine)) == 2, "both are on record")
@@ -179,10 +166,10 @@ def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: rollbrid
 
     assert ids() == [str(txn.id), str(other.id)], "oldest first"
     assert ids("--label", "load") == [str(txn.id)]
-    assert ids("--client", "cli-tests", "--max-lease", "3h") == [str(txn.id)]
+    assert ids("--client", "tester", "--max-lease", "3h") == [str(txn.id)]
     assert ids("--client", "somebody-else") == []
-    assert ids("--group", "cli/default", "--min-age", "100ms", "--state", "open") == [str(txn.id), str(other.id)]
-    assert ids("--group", "cli/other") == []
+    assert ids("--group", f"{scope}/default", "--min-age", "100ms", "--state", "open") == [str(txn.id), str(other.id)]
+    assert ids("--group", f"{scope}/other") == []
     assert ids("--min-age", "1h") == []
     assert ids("--state", "committing") == []
 
@@ -206,7 +193,7 @@ def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: rollbrid
     assert f"`rollbridge txn outcome {txn.id}` tells" in gone.err
     found = cli.json("txn", "outcome", str(txn.id))
     assert (found["state"], found["reason"], found["label"]) == ("aborted", "stuck since Monday", label)
-    assert found == cli.json("txn", "outcome", "--label", label, "--client", "cli-tests", "--group", "cli/default")
+    assert found == cli.json("txn", "outcome", "--label", label, "--client", "tester", "--group", f"{scope}/default")
     assert "\x1b" not in cli("txn", "outcome", str(txn.id)).out
     assert cli.json("txn", "outcome", str(other.id))["position"] is None
     for code, *wrong in (
@@ -217,7 +204,7 @@ def test_open_transactions_are_found_described_and_aborted(cli: Cli, b: rollbrid
         (ExitCode.USAGE, "--label", label),
     ):
         assert cli("txn", "outcome", *wrong).code == code
-    b.admin.abort_transaction(other.id, group="cli/default")
+    client.admin.abort_transaction(other.id, group=f"{scope}/default")
     eventually(lambda: not cli.json(*mine), "the other record goes")
     assert "No open transaction" in cli(*mine).out
 

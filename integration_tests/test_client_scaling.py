@@ -11,7 +11,7 @@ from confluent_kafka import Producer
 import rollbridge
 from integration_tests.clients import Site, place_of, until
 from rollbridge.base.sn import DLSN
-from rollbridge.errors import InvalidNameError, StreamNotFoundError
+from rollbridge.errors import InvalidNameError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.epochs import EpochCause
@@ -82,29 +82,6 @@ def test_a_client_hears_of_a_scale_by_another(site: Site, client: rollbridge.Bri
         until(lambda: epoch_of_a_new_one() == 1)
 
 
-@pytest.mark.long
-def test_a_stream_that_was_deleted_and_made_again_is_a_new_one(
-    site: Site, client: rollbridge.Bridge, orders: str
-) -> None:
-    with site.connect("other") as other:
-        with other.transaction(orders) as transaction:
-            transaction.write(orders, key=b"k", value=b"first life")
-        client.admin.delete_stream(orders)
-
-        def is_gone() -> bool:
-            try:
-                other.begin(orders).abort_async()
-            except StreamNotFoundError:
-                return True
-            return False
-
-        until(is_gone)
-        client.admin.create_stream(orders)
-        with other.transaction(orders) as transaction:
-            transaction.write(orders, key=b"k", value=b"second life")
-    assert [message.value() for message in site.committed(orders)] == [b"second life"]
-
-
 def test_a_topic_of_somebody_else_is_not_taken_for_a_segment(site: Site, client: rollbridge.Bridge, scope: str) -> None:
     stream = f"{scope}/taken"
     client.admin.create_stream(stream)
@@ -120,13 +97,3 @@ def test_a_topic_of_somebody_else_is_not_taken_for_a_segment(site: Site, client:
         client.admin.create_stream(stream)
     admin.delete_topics([spec.name])
     client.admin.create_stream(stream)
-
-
-def test_streams_are_listed_and_described(client: rollbridge.Bridge, scope: str, orders: str, payments: str) -> None:
-    assert [str(config.name) for config in client.admin.list_streams(scope)] == [orders, payments]
-    assert {orders, payments} <= {str(config.name) for config in client.admin.list_streams()}
-    described = client.admin.describe(payments)
-    assert (described.epochs, described.reference_epoch, len(described.active.segments)) == (1, 0, 3)
-    assert described.config.group.group == "default"
-    assert described.leader is not None
-    assert described.open_transactions == ()

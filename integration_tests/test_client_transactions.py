@@ -96,11 +96,6 @@ def test_an_empty_transaction_commits(client: rollbridge.Bridge, orders: str, pa
         assert result.position >= 0
 
 
-def test_positions_on_the_commit_log_are_the_commit_order(client: rollbridge.Bridge, orders: str) -> None:
-    results = [client.begin(orders).commit() for _ in range(5)]
-    assert [result.position for result in results] == sorted({result.position for result in results})
-
-
 def test_a_transaction_aborted_by_an_admin_learns_why(client: rollbridge.Bridge, site: Site, orders: str) -> None:
     transaction = client.begin(orders, label="stuck")
     future = transaction.write(orders, key=b"k", value=b"v")
@@ -160,21 +155,6 @@ def test_threads_share_a_client_and_a_transaction(site: Site, client: rollbridge
     assert len(set(values)) == 4 * 25 * (40 + 1)
     counts = [local for txn, local in map(header_of, messages) if txn == shared.id]
     assert sorted(counts) == list(range(4_000)), "every local sequence number once"
-
-
-def test_hundreds_of_transactions_in_flight(site: Site, client: rollbridge.Bridge, orders: str) -> None:
-    done = threading.Semaphore(0)
-    futures = []
-    for number in range(500):
-        transaction = client.begin(orders)
-        transaction.write(orders, key=b"k%d" % (number % 7), value=b"%d" % number)
-        future = transaction.commit_async()
-        future.add_done_callback(lambda _: done.release())
-        futures.append(future)
-    for _ in futures:
-        assert done.acquire(timeout=180)
-    assert all(future.result(0).records == 1 for future in futures)
-    assert sorted(int(message.value() or b"-1") for message in site.committed(orders)) == list(range(500))
 
 
 def test_idle_records_become_durable_by_themselves(site: Site, orders: str) -> None:

@@ -109,16 +109,6 @@ def test_a_subscription_that_changes_while_a_member_has_no_id_waits_for_one(
 
 
 @pytest.mark.long
-def test_epochs_that_are_made_meanwhile_are_followed(client: rollbridge.Bridge, orders: str, group: Group) -> None:
-    with group.member(orders) as consumer:
-        write(client, orders, b"first")
-        found = take(consumer, len(KEYS))
-        expected = grow(client, orders)
-        take(consumer, GROWN + len(KEYS), found)
-        assert values(found) == {key: [b"first", *expected] for key in KEYS}
-
-
-@pytest.mark.long
 def test_late_commits_that_roll_a_part_of_a_stream_are_followed_by_a_group(
     client: rollbridge.Bridge, orders: str, group: Group
 ) -> None:
@@ -186,19 +176,6 @@ def test_a_commit_that_a_rebalance_has_refused_keeps_no_successor_waiting(
             take(consumer, len(found) + 1, found)
             consumer.commit(asynchronous=False)
     assert values(found) == dict.fromkeys(KEYS, expected)
-
-
-@pytest.mark.long
-def test_what_was_not_committed_is_read_again_and_before_what_continues_it(
-    client: rollbridge.Bridge, orders: str, group: Group
-) -> None:
-    expected = grow(client, orders)
-    with group.member(orders, enable_auto_commit=False) as consumer:
-        first = take(consumer, len(KEYS))
-        assert {message.value() for message in first} == {b"before"}
-        nothing_comes(consumer, 2)
-    with group.member(orders) as consumer:
-        assert values(take(consumer, GROWN)) == dict.fromkeys(KEYS, expected)
 
 
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", pytest.param("roundrobin", marks=pytest.mark.long)])

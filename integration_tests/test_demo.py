@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import subprocess
+import sys
 import time
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,17 +15,19 @@ import pytest
 from confluent_kafka import Producer
 from rich.console import Console
 
+import rollbridge
 from integration_tests.backends.interface import AnyCluster
+from integration_tests.backends.local import LocalCluster
+from integration_tests.clients import Site
 from integration_tests.kafka_tools import create_topic, produce
-from rollbridge.errors import LocalEnvironmentError
-from spark_examples.demo import plain_reader
-from spark_examples.demo.flights import HEADER, Flights, parse_value, read_csv, record
+from spark_examples.demo import competing, plain_reader, scaling
+from spark_examples.demo import gateway as gateways
+from spark_examples.demo.cas import ACCOUNT, Account, Ledger, Place, balances, race
+from spark_examples.demo.flights import Flights, parse_value, record
 from spark_examples.demo.helper import Helper, HelperFailedError
-from spark_examples.demo.measure import longest_silence, takeover, waits
-from spark_examples.demo.narrate import Story, duration
+from spark_examples.demo.narrate import Story
 from spark_examples.demo.native_rival import NativeRival
 from spark_examples.demo.plain_reader import Counts, PlainReader
-from spark_examples.demo.small_writer import Commit
 
 WITH_TAIL = b"2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z"
 WITHOUT_TAIL = b"2013,1,2,NA,1545,NA,NA,1910,NA,AA,133,NA,JFK,LAX,NA,2475,15,45,2013-01-02T20:00:00Z"
@@ -35,12 +39,6 @@ def read_until(reader: PlainReader, condition: Callable[[], bool], seconds: floa
     while not condition():
         assert time.monotonic() < deadline, f"{reader.seen.counts()} from {sorted(reader.seen.topics)} is all there is"
         reader.step()
-
-
-def zipped(path: Path, text: bytes, name: str = "flights.csv") -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(name, text)
-    return path
 
 
 # -- the input ------------------------------------------------------------------------------------
@@ -59,32 +57,6 @@ def test_flights_are_counted_by_carrier_and_aircraft() -> None:
     assert SAMPLE.carriers() == {"AA": 1, "UA": 2}
     assert SAMPLE.tail_numbers() == [b"N14228"]
     assert [value.split(b",")[0] for _, value in SAMPLE.records(1, 3)] == [b"1", b"2"]
-
-
-def test_the_file_is_read_without_its_heading(tmp_path: Path) -> None:
-    path = zipped(tmp_path / "flights.csv.zip", b"\n".join([HEADER, WITH_TAIL, WITHOUT_TAIL, b""]))
-    assert list(read_csv(path).lines) == [WITH_TAIL, WITHOUT_TAIL]
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "complaint"),
-    [
-        (b"month,year\n1,2013\n", "flights.csv", "other columns"),
-        (b"", "flights.csv", "cannot be read"),
-        (HEADER, "planes.csv", "cannot be read"),
-    ],
-)
-def test_another_file_is_refused(tmp_path: Path, text: bytes, name: str, complaint: str) -> None:
-    with pytest.raises(LocalEnvironmentError, match=complaint):
-        read_csv(zipped(tmp_path / "flights.csv.zip", text, name))
-
-
-def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LocalEnvironmentError, match="cannot be read"):
-        read_csv(tmp_path / "none.zip")
-    (tmp_path / "broken.zip").write_bytes(b"PK")
-    with pytest.raises(LocalEnvironmentError, match="cannot be read"):
-        read_csv(tmp_path / "broken.zip")
 
 
 # -- the plain reader -----------------------------------------------------------------------------
@@ -209,22 +181,6 @@ def test_a_helper_that_fails_says_why(tmp_path: Path) -> None:
 # -- measuring and telling ------------------------------------------------------------------------
 
 
-def test_waits_count_from_the_answer_and_never_below_zero() -> None:
-    commits = [Commit(0, 10.0, 11.0), Commit(1, 11.0, 12.0), Commit(2, 12.0, 13.0)]
-    assert waits(commits, {0: 11.5, 1: 11.9, 2: 15.0}) == [0.0, 0.5, 2.0]
-
-
-def test_silence_includes_both_ends() -> None:
-    assert longest_silence([1.0, 4.0, 5.0, 9.0], 2.0, 8.0) == 3.0
-    assert longest_silence([], 2.0, 8.0) == 6.0
-
-
-def test_a_takeover_ends_with_the_first_commit_asked_for_after_the_kill() -> None:
-    commits = [Commit(0, 1.0, 1.5), Commit(1, 1.9, 2.1), Commit(2, 2.2, 8.5), Commit(3, 8.6, 8.7)]
-    assert takeover(commits, killed_s=2.0) == 6.5
-    assert takeover(commits[:2], killed_s=2.0) is None
-
-
 def quiet_story() -> Story:
     return Story(Console(file=io.StringIO(), width=100))
 
@@ -250,5 +206,94 @@ def test_a_story_names_each_difference() -> None:
     ]
 
 
-def test_durations_have_the_unit_that_suits_them() -> None:
-    assert [duration(seconds) for seconds in (0.0123, 0.999, 1.0, 61.25)] == ["12 ms", "999 ms", "1.0 s", "61.2 s"]
+# -- the other demos and examples -----------------------------------------------------------------
+
+
+@pytest.fixture
+def place(site: Site, client: rollbridge.Bridge, orders: str) -> Place:
+    return Place(site.cluster.bootstrap_servers, site.cluster.zookeeper, orders, site.root)
+
+
+def test_conditional_deposits_of_two_processes_are_all_there(place: Place) -> None:
+    reports = race(place, 25, conditional=True)
+    assert [report.deposits for report in reports] == [25, 25]
+    assert balances(place) == list(range(1, 51))
+
+
+def test_blind_deposits_all_stand_in_the_log_whatever_they_overwrite(place: Place) -> None:
+    race(place, 25, conditional=False)
+    found = balances(place)
+    assert len(found) == 50
+    assert max(found) <= 50
+
+
+def test_a_ledger_reads_on_to_the_entry_that_is_asked_for(client: rollbridge.Bridge, orders: str) -> None:
+    with client.cas_writer(orders) as writer, client.reader(orders) as reader:
+        ledger = Ledger(reader)
+        first = writer.write(ACCOUNT, b"1 anna", expected=rollbridge.EMPTY)
+        writer.write(b"other", b"99", expected=rollbridge.ANY)
+        second = writer.write(ACCOUNT, b"2 anna", expected=first, scope="key")
+        assert ledger.read_to(second) == Account(2, second)
+
+
+def test_a_stream_follows_its_load(
+    cluster: AnyCluster, root: str, scope: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Site(cluster, root, tmp_path, **scaling.SECONDS) as site, site.connect("demo") as b:
+        assert scaling.play(b, f"{scope}/clicks", [(400, 10)])
+    told = capsys.readouterr().out
+    assert "cut at quantiles of" in told
+    assert "once each and in order: yes" in told
+
+
+def test_a_dead_job_behind_the_gateway_holds_nobody_up(tmp_path: Path) -> None:
+    with LocalCluster() as cluster, Site(cluster, "/demo-gateway", tmp_path) as site, site.connect("demo") as b:
+        log = tmp_path / "gateway.log"
+        with gateways.gateway_of(cluster.bootstrap_servers, cluster.zookeeper, site.root, log) as gateway:
+            told = gateways.play(b, gateway, tmp_path, records=4_000, dead_s=6.0)
+    assert told.exact == {gateways.BEHIND: True, gateways.STRAIGHT: True}
+    assert told.waits_s[gateways.BEHIND] < told.waits_s[gateways.STRAIGHT]
+
+
+@pytest.mark.parametrize(
+    ("example", "arguments", "checks"),
+    [("box_office", ["--seats=80"], 3), ("copy_file", ["--lines=400"], 1), ("one_writer", ["--rounds=20"], 4)],
+)
+def test_an_example_does_what_it_says(site: Site, example: str, arguments: list[str], checks: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", f"spark_examples.demo.{example}", *arguments],
+        env={**os.environ, **site.environment()},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("  ok: ") == checks, done.stdout
+    assert "WRONG" not in done.stdout
+
+
+def test_an_example_whose_check_fails_says_so_and_ends_with_1(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        competing.play(lambda: all([competing.check("water is wet", True), competing.check("fire is cold", False)]))
+    assert ended.value.code == 1
+    assert capsys.readouterr().out == "  ok: water is wet\n  WRONG: fire is cold\n"
+
+
+def test_a_process_that_fails_ends_its_example() -> None:
+    with pytest.raises(competing.StuckError, match="the processes end: a process ended with 3"):
+        competing.finish([competing.start(sys.exit, 3), competing.start(sys.exit, 0)])
+
+
+def test_an_example_that_reaches_nobody_says_so() -> None:
+    environment = {"ROLLBRIDGE_BOOTSTRAP_SERVERS": "127.0.0.1:1", "ROLLBRIDGE_ZOOKEEPER": "127.0.0.1:bad"}
+    done = subprocess.run(
+        [sys.executable, "-m", "spark_examples.demo.one_writer"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 4
+    assert done.stderr.startswith("config: zookeeper:")

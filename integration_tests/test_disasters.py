@@ -1,4 +1,4 @@
-"""What machines do to servers: a full disk (skipped where none can be mounted), a clock that jumps."""
+"""What machines do to servers: a full disk (skipped where none can be mounted)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from pathlib import Path
 import pytest
 
 import rollbridge
-from integration_tests.backends.interface import AnyCluster
 from integration_tests.backends.local import LocalCluster
-from integration_tests.clients import Site, read_committed
+from integration_tests.clients import read_committed
 from integration_tests.coordinators import coordinator, until
 from rollbridge.errors import RollbridgeError
 
 DISK_MIB = 400
-DAY_S = 86_400
 
 
 @pytest.fixture
@@ -96,26 +94,3 @@ def _succeeds(action: Callable[[], object]) -> bool:
     except RollbridgeError:
         return False
     return True
-
-
-def test_a_clock_that_jumps_ends_no_lease_and_changes_no_order(
-    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
-) -> None:
-    stream, root = f"{unique_name('clock')}/s", f"/{unique_name('clock')}"
-    with (
-        cluster.clocked_coordinator(root, unique_name("clocked"), tmp_path) as clock,
-        Site(cluster, root, tmp_path).connect() as b,
-    ):
-        b.admin.create_stream(stream)
-        long = b.begin(stream)
-        long.write(stream, key=b"k", value=b"long")
-        long.flush()
-        positions = []
-        for jump_s in (3 * DAY_S, -3 * DAY_S, 0):
-            clock.set(jump_s)
-            for _ in range(3):
-                with b.transaction(stream) as transaction:
-                    transaction.write(stream, key=b"k", value=b"short")
-                positions.append(transaction.commit().position)
-        positions.append(long.commit().position)
-        assert positions == sorted(positions)

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from confluent_kafka.admin import AdminClient
 
 from integration_tests.backends.choice import Backend, chosen
 from integration_tests.crashing import CRASH_AT
 from integration_tests.patience import eventually
-from rollbridge.doctor import probes
 from rollbridge.errors import LocalEnvironmentError
 from rollbridge_devcluster import processes
 from rollbridge_devcluster.ephemeral import ProcessCluster
@@ -53,27 +51,9 @@ def pid_of(embedded: ProcessCluster, part: str) -> int:
     return process.pid
 
 
-def test_both_servers_answer_under_their_addresses(embedded: ProcessCluster) -> None:
-    assert probes.kafka_cluster_id(embedded.bootstrap_servers) == embedded.kafka_cluster_id
-    assert probes.zookeeper_mode(embedded.zookeeper) == "standalone"
-    assert probes.registered_coordinators(embedded.zookeeper) is not None
-
-
 def test_nobody_else_can_reach_them(embedded: ProcessCluster) -> None:
     for part in ("kafka", "zookeeper"):
         assert {ip.removeprefix("::ffff:") for ip in listening_addresses(pid_of(embedded, part))} == {"127.0.0.1"}
-
-
-def test_nobody_else_can_read_what_they_keep(embedded: ProcessCluster) -> None:
-    kept = [path for path in (embedded.home, *embedded.home.iterdir()) if path.is_dir()]
-    assert {path.name for path in kept} >= {"kafka", "zookeeper", "logs", "tmp"}
-    assert {oct(path.stat().st_mode & 0o777) for path in kept} == {"0o700"}
-
-
-def test_topics_do_not_come_into_being_by_themselves(embedded: ProcessCluster, topic_prefix: str) -> None:
-    admin = AdminClient({"bootstrap.servers": embedded.bootstrap_servers})
-    admin.list_topics(topic_prefix, timeout=120)
-    assert topic_prefix not in admin.list_topics(timeout=120).topics
 
 
 def test_a_coordinator_has_its_environment_after_a_restart_too(embedded: ProcessCluster) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.clients import Site
@@ -150,26 +149,6 @@ def test_other_keys_matter_to_the_segment_and_not_to_the_key(
     assert values(site, ledger) == [b"1", b"2", b"3", b"4"]
 
 
-def test_a_condition_holds_across_scales_and_a_rolling_commit(
-    site: Site, client: rollbridge.Bridge, ledger: str
-) -> None:
-    with client.cas_writer(ledger) as writer:
-        first = writer.write(b"a", b"1", expected=EMPTY)
-        good, bad = client.begin(ledger), client.begin(ledger)
-        for transaction in (good, bad):
-            transaction.write(ledger, key=b"a", value=b"2")
-            transaction.expect(ledger, key=b"a", sn=first)
-        client.admin.scale(ledger, seal=[0], ranges=[(item.low, item.high) for item in even_ranges(2)])
-        good.commit()
-        with pytest.raises(TransactionRefusedError) as caught:
-            bad.commit()
-        third = writer.write(b"a", b"3", expected=caught.value.actual)
-        assert [record.cause.value for record in client.admin.history(ledger).records].count("rolling-transactions") > 0
-        write_if(client, ledger, b"a", b"4", third)
-    with client.reader(ledger, follow=False) as reader:
-        assert [message.value for message in reader] == [b"1", b"2", b"3", b"4"]
-
-
 def test_a_stream_that_is_not_written_can_be_depended_on_and_all_conditions_must_hold(
     site: Site, client: rollbridge.Bridge, ledger: str, orders: str
 ) -> None:
@@ -223,26 +202,6 @@ def test_contenders_with_and_without_transactions_lose_no_update(
 def last_number(client: rollbridge.Bridge, stream: str, sn: SN) -> int:
     with client.reader(stream, start=sn, follow=False) as reader:
         return int(next(iter(reader)).value or b"")
-
-
-def test_a_foreign_transaction_that_stays_open_refuses_a_conditional_one_until_it_ends(
-    site: Site, client: rollbridge.Bridge, ledger: str, unique_name: Callable[[str], str]
-) -> None:
-    foreign = Producer(
-        {"bootstrap.servers": site.cluster.bootstrap_servers, "transactional.id": unique_name("foreign")}
-    )
-    foreign.init_transactions()
-    foreign.begin_transaction()
-    foreign.produce(topic_of(client, ledger), key=b"a", value=b"undecided")
-    foreign.flush()
-    transaction = client.begin(ledger)
-    transaction.expect(ledger, key=b"a", sn=EMPTY)
-    transaction.write(ledger, key=b"a", value=b"no")
-    with pytest.raises(TransactionAbortedError, match="undecided: an earlier native transaction stays open"):
-        transaction.commit()
-    foreign.abort_transaction()
-    write_if(client, ledger, b"a", b"yes", EMPTY)
-    assert values(site, ledger) == [b"yes"]
 
 
 def test_impossible_conditions_are_refused_at_once(client: rollbridge.Bridge, ledger: str, orders: str) -> None:

@@ -1,4 +1,4 @@
-"""Several coordinators: they share groups, take over from one that dies or is paused, and survive their servers."""
+"""Several coordinators: groups move to their first choice, and leaders that are paused or cut off change nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import patient_client
 from integration_tests.coordinators import controller_epoch, coordinator, has_lost_the_lead, until
 from integration_tests.links import Link
-from integration_tests.patience import PATIENCE_S
 from integration_tests.pauses import pause
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
@@ -51,27 +50,6 @@ def fair_groups(scope: str) -> list[GroupName]:
         if min(len(groups) for groups in found.values()) >= 3:
             return [*found["one"][:3], *found["two"][:3]]
     raise AssertionError("unreachable")
-
-
-def test_groups_are_shared_and_taken_over(
-    cluster: AnyCluster, root: str, session: ZooKeeperSession, unique_name: Callable[[str], str], tmp_path: Path
-) -> None:
-    scope = unique_name("shared")
-    groups = fair_groups(scope)
-    with (
-        coordinator(cluster, root, "one", tmp_path) as first,
-        coordinator(cluster, root, "two", tmp_path),
-        patient_client(cluster, root) as b,
-    ):
-        until(lambda: len(session.children(paths.COORDINATORS)) == 2)
-        for number, group in enumerate(groups):
-            b.admin.create_stream(f"{scope}/s{number}", group=group.group)
-        until(lambda: {leader(session, group) for group in groups} == {"one", "two"})
-        first.kill()
-        first.wait(PATIENCE_S)
-        until(lambda: {leader(session, group) for group in groups} == {"two"})
-        for number in range(len(groups)):
-            assert commit_one(b, f"{scope}/s{number}", b"after").records == 1
 
 
 def test_a_group_moves_to_its_first_choice_when_that_arrives(
@@ -112,27 +90,6 @@ def test_a_paused_leader_that_comes_back_changes_nothing(
             assert controller_epoch(session, group) >= taken
         positions = [result.position for result in results]
         assert positions == sorted(set(positions))
-
-
-@pytest.mark.parametrize("part", ["kafka", "zookeeper"])
-def test_a_server_that_restarts_is_waited_for(
-    root: str, unique_name: Callable[[str], str], tmp_path: Path, part: str
-) -> None:
-    stream = f"{unique_name('restart')}/s"
-    with (
-        new_cluster() as own,
-        coordinator(own, root, "one", tmp_path),
-        patient_client(own, root) as b,
-    ):
-        b.admin.create_stream(stream, segments=2)
-        before = b.begin(stream)
-        before.write(stream, key=b"k", value=b"before")
-        before.flush()
-        own.restart(part, gracefully=False)
-        before.write(stream, key=b"k", value=b"after")
-        result = before.commit()
-        assert result.records == 2
-        assert commit_one(b, stream, b"more").position > result.position
 
 
 def test_a_leader_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing(

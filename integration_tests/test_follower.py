@@ -7,20 +7,15 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import timedelta
 
 import pytest
 
-import rollbridge
-from integration_tests.adapter_tools import batch_of
-from integration_tests.backends.choice import new_cluster
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.clients import Site
 from integration_tests.containers.partitions import in_sync
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge.client.outcomes import OutcomeTail
 from rollbridge.errors import CorruptDataError
 from rollbridge.kafka import fetch_plan, follower
 from rollbridge.kafka.client import KafkaClient
@@ -30,7 +25,7 @@ from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.follower import Follower
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicSpec
-from rollbridge.stream.names import DEFAULT_GROUP, GroupName, Partition
+from rollbridge.stream.names import Partition
 
 Found = list[tuple[Partition, int, bytes | None]]
 
@@ -140,25 +135,6 @@ def test_who_waits_is_woken_by_a_partition_that_is_added_and_by_the_end(
     collector.follower.close()
 
 
-def test_what_native_transactions_have_aborted_is_seen_only_by_who_wants_it(
-    servers: str, topic: str, collector: Collector
-) -> None:
-    everything = Collector(KafkaClient(servers).follow(Isolation.READ_UNCOMMITTED, name="test"))
-    for each in (collector, everything):
-        each.follower.follow((topic, 0), 0)
-    with closing(everything.follower), KafkaClient(servers).appender(topic) as appender:
-        appender.init()
-        appender.append([(topic, batch_of([b"aborted"]))])
-        eventually(everything.has(1), "it is in the log")
-        appender.abort()
-        appender.append([(topic, batch_of([b"committed"]))])
-        appender.commit()
-        eventually(everything.has(2), "both are in the log")
-    eventually(collector.has(1), "what is committed has come")
-    assert collector.values == [b"committed"]
-    assert everything.values == [b"aborted", b"committed"]
-
-
 def test_a_lost_connection_loses_and_doubles_nothing(servers: str, topic: str, collector: Collector) -> None:
     collector.follower.follow((topic, 0), 0)
     for number in range(5):
@@ -246,24 +222,6 @@ def test_a_log_that_ends_earlier_is_told_with_where_it_ends(servers: str, topic:
     assert (collector.troubles[0].offset, collector.troubles[0].resume) == (7, 1)
 
 
-def test_a_broker_that_starts_anew_is_found_again(topic_prefix: str) -> None:
-    with new_cluster() as own:
-        KafkaClient(own.bootstrap_servers).topics.create_topics([TopicSpec(name=topic_prefix)])
-        collector = Collector(
-            KafkaClient(own.bootstrap_servers).follow(Isolation.READ_COMMITTED, name="test", check_epochs=True)
-        )
-        with closing(collector.follower):
-            collector.follower.follow((topic_prefix, 0), 0)
-            for number in range(2):
-                produce(own.bootstrap_servers, topic_prefix, [b"%d" % number])
-                eventually(collector.has(number + 1), "it has come")
-                own.restart("kafka", gracefully=False)
-            produce(own.bootstrap_servers, topic_prefix, [b"2"])
-            eventually(collector.has(3), "it goes on")
-    assert collector.values == [b"0", b"1", b"2"]
-    assert collector.troubles == []
-
-
 @pytest.mark.containers
 def test_a_leader_that_moves_is_followed(ensemble: ContainerCluster, topic_prefix: str) -> None:
     servers = ensemble.bootstrap_servers
@@ -290,21 +248,3 @@ def test_a_leader_that_moves_is_followed(ensemble: ContainerCluster, topic_prefi
             eventually(lambda: in_sync(ensemble, topic_prefix), "all replicas are in sync again")
     assert collector.values == [b"%d" % number for number in range(count)]
     assert collector.troubles == []
-
-
-def test_a_client_learns_outcomes_although_its_connections_were_cut(
-    site: Site, client: rollbridge.Bridge, scope: str, orders: str
-) -> None:
-    group = GroupName(scope, DEFAULT_GROUP)
-    with closing(OutcomeTail(KafkaClient(site.cluster.bootstrap_servers))) as tail:
-        tail.follow(group, 30)
-        first = client.begin(orders)
-        completion = tail.completion(first.id)
-        first.commit()
-        eventually(lambda: completion.settled, "the first outcome is known")
-        for line in list(tail._follower._connections.values()):
-            line.connection._socket.shutdown(2)
-        second = client.begin(orders, timeout=timedelta(minutes=1))
-        completion = tail.completion(second.id)
-        second.commit()
-        eventually(lambda: completion.settled, "the second outcome is known")

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import re
 import socket
-import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
@@ -15,33 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 from kio.schema.errors import ErrorCode
 
-import rollbridge
-from integration_tests.clients import Site, adopt, read_committed
+from integration_tests.clients import Site
 from integration_tests.foreign.java import JavaProducer
 from integration_tests.gateway_clients import keys_in_order, topic_of, values
 from integration_tests.gateways import GatewayProcess, Servers, client_of
-from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
-from rollbridge_devcluster.jars import JarCache
-from rollbridge_devcluster.java import find_java
 from rollbridge_gateway.protocol import wire
 from rollbridge_gateway.protocol.versions import Api
-
-
-def run_tool(program: str, *arguments: str) -> str:
-    """Run one of Kafka's own tools to its end, and return what it printed."""
-    jars = os.pathsep.join(map(str, JarCache.default().ensure("kafka", "tools", quiet=True)))
-    done = subprocess.run(
-        [find_java().executable, "-Xmx256m", "-cp", jars, program, *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=2 * PATIENCE_S,
-    )
-    return done.stdout
 
 
 def pair_of(producer: JavaProducer) -> tuple[int, int]:
@@ -77,26 +56,6 @@ def test_each_transaction_has_an_epoch_of_its_own(
             producer.write(topic, 10_000 * (number + 1), 10_000 * (number + 1) + 500)
             producer.do("abort")
     assert values(site.committed(orders)) == numbered("java v2", range(1_500))
-
-
-@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
-def test_its_partitions_hold_on_an_adopted_topic(
-    site: Site, client: rollbridge.Bridge, gateway: GatewayProcess, tmp_path: Path, topic_prefix: str, codec: str
-) -> None:
-    topic = f"{topic_prefix[:100]}.adopted"
-    create_topic(site.cluster.bootstrap_servers, topic, 3)
-    adopt(client, topic)
-    settings = {"compression.type": codec}
-    with JavaProducer(gateway.address, f"id-{topic}", tmp_path / "java.log", settings=settings) as producer:
-        producer.do("init")
-        producer.do("begin")
-        producer.write(topic, 0, 2_000)
-        producer.do("commit")
-    found = read_committed(site.cluster.bootstrap_servers, [topic], partitions=3)
-    assert values(found) == numbered(f"id-{topic}", range(2_000))
-    assert keys_in_order(found)
-    places = {message.key(): message.partition() for message in found}
-    assert all(places[message.key()] == message.partition() for message in found)
 
 
 def test_a_commit_as_flink_recovers(
@@ -212,33 +171,3 @@ def serves(gateway: GatewayProcess, pid: int) -> bool:
         found.status == psutil.CONN_ESTABLISHED and found.raddr.port == gateway.port + 1
         for found in psutil.Process(pid).net_connections()
     )
-
-
-def test_kafkas_own_tools(
-    site: Site, gateway: GatewayProcess, orders: str, tmp_path: Path, unique_name: Callable[[str], str]
-) -> None:
-    """The perf test writes transactions, and ``kafka-transactions.sh`` lists and describes what is left open."""
-    said = run_tool(
-        "org.apache.kafka.tools.ProducerPerformance",
-        "--topic", topic_of(orders), "--num-records", "3000", "--record-size", "100", "--throughput", "-1",
-        "--transactional-id", unique_name("perf"), "--transaction-duration-ms", "200",
-        "--producer-props", f"bootstrap.servers={gateway.address}",
-    )  # fmt: skip
-    assert "3000 records sent" in said, said
-    assert len(site.committed(orders)) == 3_000
-    name = unique_name("left open")
-    with JavaProducer(gateway.address, name, tmp_path / "java.log") as producer:
-        producer.do("init")
-        producer.do("begin")
-        producer.write(topic_of(orders), 0, 10)
-        pid, epoch = pair_of(producer)
-    tool = ("org.apache.kafka.tools.TransactionsCommand", "--bootstrap-server", gateway.address)
-
-    def is_listed() -> bool:
-        return re.search(rf"{name}\s+\d+\s+{pid}\s+Ongoing", run_tool(*tool, "list")) is not None
-
-    eventually(is_listed, "the open transaction is listed")
-    said = run_tool(*tool, "describe", "--transactional-id", name)
-    assert re.search(rf"{pid}\s+{epoch}\s+Ongoing", said), said
-    said = run_tool(*tool, "describe-producers", "--topic", topic_of(orders), "--partition", "0")
-    assert str(pid) in said, said

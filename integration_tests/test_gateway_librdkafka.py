@@ -566,22 +566,3 @@ def gateways_at(admin: AdminClient) -> int:
     except KafkaException:  # librdkafka has asked one that died just then, and asks no other one for it
         return -1
     return sum(node >= GATEWAYS_FROM for node in brokers)
-
-
-def test_who_asks_all_nodes_hears_of_each_group_once(
-    gateway: GatewayProcess, topic: str, unique_name: Callable[[str], str]
-) -> None:
-    """A gateway is listed beside the brokers whose groups its ports tell of."""
-    name = unique_name("group")
-    consumer = Consumer({"bootstrap.servers": gateway.address, "group.id": name})
-    admin = AdminClient({"bootstrap.servers": gateway.address})
-    with closing(consumer):
-        consumer.commit(offsets=[TopicPartition(topic, 0, 0)], asynchronous=False)
-        eventually(lambda: name in _groups(admin), "the group is listed")
-        assert Counter(_groups(admin))[name] == 1
-
-
-def _groups(admin: AdminClient) -> list[str]:
-    found = admin.list_consumer_groups(request_timeout=60).result(60)
-    assert not found.errors
-    return [item.group_id for item in found.valid]

@@ -227,21 +227,6 @@ def test_tools_that_ask_all_nodes_hear_of_each_thing_once(known: Known, at_gatew
     assert said.count("(id: 1 ") == 1, said
 
 
-def test_the_quorum_is_described(site: Site, gateway: GatewayProcess, tools: KafkaTools) -> None:
-    """Its marks move all the time; who leads it is the same at both."""
-    command = "describe", "--status"
-    leaders = [
-        re.findall(
-            r"^(?:ClusterId|LeaderId):.*$",
-            tools.run(f"{TOOLS}.MetadataQuorumCommand", "--bootstrap-server", address, *command).text,
-            re.MULTILINE,
-        )
-        for address in (site.cluster.bootstrap_servers, gateway.address)
-    ]
-    assert len(leaders[0]) == 2
-    assert leaders[0] == leaders[1]
-
-
 def test_gateways_have_no_settings_of_brokers(gateway: GatewayProcess) -> None:
     """Tools of others describe all nodes that Metadata names, and give up with the first error."""
     admin = AdminClient({"bootstrap.servers": gateway.address})

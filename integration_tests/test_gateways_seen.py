@@ -264,24 +264,3 @@ def test_ids_that_nobody_uses_are_forgotten_and_no_others(place: Place) -> None:
     again.begin_transaction()
     again.produce(place.topic, b"v", b"k")
     again.commit_transaction(60)
-
-
-def test_open_transactions_are_missed_when_the_last_gateway_is_gone(place: Place) -> None:
-    gateway = place.gateway("gw-last")
-    left = producer(gateway, "billing/7")
-    left.begin_transaction()
-    left.produce(place.topic, b"v", b"k")
-    assert left.flush(60) == 0
-    gateway.kill()
-    eventually(lambda: "no-gateway" in place.findings(), "the doctor misses it")
-    found = place.findings()["no-gateway"]
-    assert "of transactional id billing/7, last begun with at gateway gw-last" in found["what"]
-    assert found["alerts"] == ["RollbridgeNoGateway"]
-    eventually(
-        lambda: [(item["transactional_id"], item["gateway"]) for item in place.transactions()] == [("billing/7", "")],
-        "the page says that nobody serves it",
-    )
-    gateway.start()
-    gateway.await_ready()
-    eventually(lambda: place.findings() == {}, "all is well")
-    left.commit_transaction(60)

@@ -17,7 +17,7 @@ import pytest
 from docker.errors import APIError, NotFound
 
 from integration_tests import images
-from integration_tests.images import COORDINATOR, KAFKA, LABEL, LABEL_INPUTS, PYTHON, TOOLBOX, ZOOKEEPER, Provider
+from integration_tests.images import COORDINATOR, KAFKA, LABEL, PYTHON, TOOLBOX, ZOOKEEPER, Provider
 from rollbridge.errors import LocalEnvironmentError
 
 ROOT = Path(__file__).parents[1]
@@ -170,17 +170,6 @@ def test_no_registry_is_asked_if_that_is_not_wanted() -> None:
     assert shelf.asked == []
 
 
-@pytest.mark.parametrize("name", [KAFKA, COORDINATOR, TOOLBOX])
-@pytest.mark.parametrize("labels", [{}, {LABEL: "another/image:1", LABEL_INPUTS: "1"}])
-@pytest.mark.parametrize("rebuild", [True, False])
-def test_an_image_of_somebody_else_is_used_as_it_is(name: str, labels: dict[str, str], rebuild: bool) -> None:
-    shelf = Shelf()
-    shelf.images[name] = image("foreign", labels)
-    assert shelf.ensure(name, rebuild=rebuild) == ("foreign", "present", "other")
-    assert shelf.images[name].id == "foreign"
-    assert not shelf.built
-
-
 def test_an_image_that_somebody_else_makes_meanwhile_is_kept() -> None:
     shelf = Shelf()
     shelf.appears = {TOOLBOX: image("foreign")}
@@ -207,12 +196,6 @@ def test_the_coordinator_is_built_again_on_another_python() -> None:
     shelf.images[PYTHON] = image("official-1")
     assert shelf.ensure(COORDINATOR) == ("built-2", "built", "built here")
     assert shelf.ensure(COORDINATOR) == ("built-2", "present", "built here")
-
-
-def test_images_of_ours_are_built_again_if_that_is_wanted() -> None:
-    shelf = Shelf()
-    shelf.ensure(TOOLBOX)
-    assert shelf.ensure(TOOLBOX, rebuild=True) == ("built-1", "built", "built here")
 
 
 @pytest.mark.parametrize(

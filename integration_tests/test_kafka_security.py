@@ -171,34 +171,6 @@ class OneStream:
 
 
 @pytest.mark.parametrize(
-    ("listener", "security"),
-    [("TLS", TLS), ("SCRAM", scram("SCRAM-SHA-256")), ("PASSWORD", PASSWORD_ONLY)],
-    ids=["tls", "scram over tls", "password, renewed now and then"],
-)
-def test_plain_writes_go_over_secure_connections(
-    broker: Addresses, unique_name: Callable[[str], str], listener: str, security: dict[str, str]
-) -> None:
-    catalog = OneStream(unique_name("scope") + "/orders")
-    KafkaClient(broker["PLAINTEXT"]).topics.create_topics([TopicSpec(name=catalog.topic)])
-    engine = PlainSender(
-        KafkaClient(broker[listener], security=security, client_id="secure"),
-        WriterOptions(linger_s=0.001),
-        cast("Catalog", catalog),
-    )
-    writer = StreamWriter(engine, engine.channel("s/orders"))
-    started = time.monotonic()
-    written: list[bytes] = []
-    while time.monotonic() - started < 3:
-        fresh = [b"%d." % (len(written) + number) + bytes(number * 50) for number in range(200)]
-        futures = [writer.write(b"k", value) for value in fresh]
-        written += fresh
-        futures[-1].result(120)
-    writer.close()
-    assert engine.close(30) == 0
-    assert read_values(broker["PLAINTEXT"], catalog.topic) == written
-
-
-@pytest.mark.parametrize(
     ("listener", "security", "said"),
     [
         ("SCRAM", scram("SCRAM-SHA-256", "wrong"), "refused our credentials"),

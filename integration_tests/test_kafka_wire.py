@@ -19,7 +19,7 @@ from rollbridge.errors import InvalidRequestError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import ConnectionLostError, KafkaUnavailableError
-from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, Isolation, NodeId, parse_bootstrap
+from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, NodeId, parse_bootstrap
 from rollbridge.kafka.topics import TopicSpec
 
 EVERYTHING = MetadataRequest(topics=None, allow_auto_topic_creation=False, include_topic_authorized_operations=False)
@@ -169,7 +169,3 @@ def test_connections_that_nobody_closes_are_closed(cluster: AnyCluster, in_a_cyc
         del brokers
         gc.collect()
     assert [str(item.message) for item in found] == []
-
-
-def test_isolations_are_numbered_as_in_the_protocol() -> None:
-    assert [(level.name, level.value) for level in Isolation] == [("READ_UNCOMMITTED", 0), ("READ_COMMITTED", 1)]

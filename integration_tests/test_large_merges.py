@@ -9,15 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from kio.schema.alter_client_quotas.v1.request import AlterClientQuotasRequest, EntityData, EntryData, OpData
-from kio.schema.alter_client_quotas.v1.response import AlterClientQuotasResponse
-from kio.schema.errors import ErrorCode
-from kio.static.primitive import f64
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
@@ -27,16 +23,16 @@ from integration_tests.crashing import STOP_AT
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S
 from integration_tests.pauses import is_stopped
+from integration_tests.troubles import WRITES, slowed
 from rollbridge.base.ids import PREPARED_FIRST
 from rollbridge.doctor.checks import orphans
 from rollbridge.doctor.facts import gather
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.metadata import Cluster
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
-from rollbridge.stream.epochs import EpochCause, EpochHistory, check_chain
-from rollbridge.stream.names import GroupName, StreamName, parse_segment_topic
+from rollbridge.stream.epochs import EpochHistory, check_chain
+from rollbridge.stream.names import GroupName, StreamName
 from rollbridge_coordinator.core.interpreter import BESIDE_CLIENT_ID
 from rollbridge_devcluster.state import KAFKA
 
@@ -89,16 +85,14 @@ class Story:
         """Return a connection that waits for failovers."""
         return patient_client(self.cluster, self.root, name)
 
-    def play(self, *, late: bool = False) -> None:
-        """Commit a large transaction while small ones go on; with ``late`` its epoch is not active any more."""
+    def play(self) -> None:
+        """Commit a large transaction while small ones go on."""
         name = str(self.stream)
         with self.connect("loader") as b, self.connect("teller") as other:
             b.admin.create_stream(name, segments=2)
             txn = b.begin(name, label="large")
             futures = [txn.write(name, key=key(number), value=b"large-%d:" % number + VALUE) for number in range(LARGE)]
             txn.flush()
-            if late:
-                b.admin.scale(name, seal=[0], ranges=[(0.0, 0.25), (0.25, 0.5)])
             self._small(other, "before")
             done = threading.Event()
             small = threading.Thread(target=self._keep_on, args=(other, done))
@@ -165,26 +159,6 @@ class Story:
         until(lambda: not {item for item in admin.list_topics() if item.startswith(prefix)} - kept)
 
 
-@pytest.mark.parametrize("late", [False, True])
-def test_a_large_transaction_is_merged_while_others_commit_and_then_stands_in_epochs_of_its_own(
-    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, late: bool
-) -> None:
-    scope = unique_name("large")
-    story = Story(cluster, f"/{scope}", scope)
-    with Relay(cluster, f"/{scope}", tmp_path, environment=BESIDE):
-        story.play(late=late)
-    story.check()
-    assert story.history is not None
-    causes = [record.cause for record in story.history.records]
-    rolled = [EpochCause.ROLLING_TRANSACTIONS, EpochCause.ROLLING_ACTIVE]
-    assert causes == [EpochCause.CREATE, *([EpochCause.SCALE] if late else []), *rolled]
-    prepared = [item for item in story.history.records[-2].segments if item.id.is_prepared]
-    assert len(prepared) == 2
-    assert {parse_segment_topic(story.stream.segment_topic(item.id))[1] for item in prepared} == {
-        item.id for item in prepared
-    }
-
-
 def test_others_commit_and_read_while_a_large_transaction_is_merged(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -200,7 +174,7 @@ def test_others_commit_and_read_while_a_large_transaction_is_merged(
         b.admin.create_stream(name, segments=2)
         txn = b.begin(name)
         txn.write_all(name, [(key(number), b"large-%d:" % number + VALUE) for number in range(LARGE)])
-        with b.reader(name) as reader, b.writer(name) as writer, throttled(cluster, 1_000.0):
+        with b.reader(name) as reader, b.writer(name) as writer, slowed(cluster, WRITES, BESIDE_CLIENT_ID, 1_000.0):
             answer = txn.commit_async()
             with ZooKeeperSession(cluster.zookeeper, root=story.root) as session:
                 until(lambda: session.children(paths.merging(story.group)))
@@ -224,25 +198,6 @@ def test_others_commit_and_read_while_a_large_transaction_is_merged(
             found = [record.value or b"" for record in reader if record.key == key(1)]
         assert found[:7] == read
         assert found[7:] == [b"large-%d:" % number + VALUE for number in range(1, LARGE, 20)]
-
-
-@contextmanager
-def throttled(cluster: AnyCluster, bytes_per_s: float) -> Iterator[None]:
-    """The brokers slow down what merges large transactions, and nobody else."""
-
-    def alter(*, remove: bool) -> None:
-        entity = EntityData(entity_type="client-id", entity_name=BESIDE_CLIENT_ID)
-        change = OpData(key="producer_byte_rate", value=f64(bytes_per_s), remove=remove)
-        request = AlterClientQuotasRequest(entries=(EntryData(entity=(entity,), ops=(change,)),), validate_only=False)
-        with Cluster(cluster.bootstrap_servers) as brokers:
-            answer = brokers.ask_any(request, AlterClientQuotasResponse)
-        assert [entry.error_code for entry in answer.entries] == [ErrorCode.none]
-
-    alter(remove=False)
-    try:
-        yield
-    finally:
-        alter(remove=True)
 
 
 @pytest.mark.parametrize("points", POINTS)

@@ -10,42 +10,10 @@ import pytest
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.clients import Site
 from integration_tests.command_line import Cli
-from integration_tests.coordinators import coordinator, until
+from integration_tests.coordinators import until
 from rollbridge.base.ids import TransactionId
 from rollbridge.errors import TransactionAbortedError, TransactionNotFoundError
 from rollbridge.stream.names import StreamName
-
-
-@pytest.mark.parametrize("level", ["DEBUG", "INFO"])
-def test_each_change_of_state_has_a_line(
-    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, level: str
-) -> None:
-    scope = unique_name("told")
-    stream = str(StreamName(scope, "orders"))
-    with (
-        coordinator(cluster, f"/{scope}", "one", tmp_path, arguments=(f"--log-level={level}",)),
-        Site(cluster, f"/{scope}", tmp_path).connect("teller") as b,
-    ):
-        b.admin.create_stream(stream)
-        with b.transaction(stream) as committed:
-            committed.write(stream, key=b"k", value=b"v")
-        aborted = b.begin(stream)
-        aborted.write(stream, key=b"k", value=b"v")
-        aborted.flush()
-        until(lambda: any(record.id == aborted.id for record in b.admin.transactions()))
-        b.admin.abort_transaction(aborted.id, reason="it was in the way")
-        log = tmp_path / "one.log"
-        refused = f"txn={aborted.id} controller_epoch=1: open -> aborting (abort: it was in the way), round "
-        until(lambda: refused in log.read_text())
-        ordinary = f"txn={committed.id} controller_epoch=1: open -> committing (commit: a frame of {stream}), round "
-        if level == "DEBUG":
-            ended = f"txn={committed.id} controller_epoch=1: committing -> committed (merged), round 1"
-            until(lambda: ended in log.read_text())
-            assert f"txn={committed.id} controller_epoch=1: unknown -> open (begin: client teller, " in log.read_text()
-            assert ordinary in log.read_text()
-        else:
-            assert ordinary not in log.read_text()
-            assert "committing -> committed (merged)" not in log.read_text()
 
 
 def test_the_last_events_of_a_transaction_are_told_and_stand_in_errors_about_it(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from integration_tests.leftovers import children, left_behind, share
+from integration_tests.leftovers import children, left_behind
 
 
 @contextmanager
@@ -30,36 +30,8 @@ def test_a_process_that_outlives_its_test_is_found() -> None:
     assert left_behind(before) == {}
 
 
-def test_what_was_there_before_may_be_started_again() -> None:
-    with running("shared"):
-        before = children()
-    with running("shared"), running("another"):
-        assert [command[-1] for command in left_behind(before, 0).values()] == ["another"]
-
-
 def test_a_coordinator_may_have_a_successor_with_another_name() -> None:
     with running("--name=one", "--zookeeper-root=/a"):
         before = children()
     with running("--name=two", "--zookeeper-root=/a"), running("--name=one", "--zookeeper-root=/b"):
         assert [command[-1] for command in left_behind(before, 0).values()] == ["--zookeeper-root=/b"]
-
-
-def test_a_server_is_known_by_the_directory_of_its_cluster() -> None:
-    with running("-Done", "/tmp/rollbridge-abcd1234/kafka"):
-        before = children()
-    with running("-Dtwo", "/tmp/rollbridge-abcd1234/kafka"), running("/tmp/rollbridge-efgh1234/kafka"):
-        assert [command[-1] for command in left_behind(before, 0).values()] == ["/tmp/rollbridge-efgh1234/kafka"]
-
-
-def test_what_belongs_to_the_whole_run_may_begin_at_any_time() -> None:
-    before = children()
-    with running("of the run"):
-        share(set(children().values()) - set(before.values()))
-        assert left_behind(before, 0) == {}
-
-
-def test_a_process_that_has_ended_and_was_not_waited_for_is_not_left_behind() -> None:
-    before = children()
-    with running("killed") as process:
-        process.kill()
-        assert left_behind(before) == {}

@@ -57,25 +57,6 @@ def test_what_is_cut_arrives_when_it_is_healed(echo: str) -> None:
         assert connection.recv(100) == b"two"
 
 
-def test_a_reset_hangs_up_and_takes_new_connections(echo: str) -> None:
-    with Link(echo) as link:
-        with connect(link) as connection:
-            connection.sendall(b"one")
-            assert connection.recv(100) == b"one"
-            link.reset()
-            assert connection.recv(100) == b""
-        with connect(link) as connection:
-            connection.sendall(b"two")
-            assert connection.recv(100) == b"two"
-
-
-def test_nobody_behind_it() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as gone:
-        address = f"127.0.0.1:{gone.getsockname()[1]}"
-    with Link(address) as link, connect(link) as connection:
-        assert connection.recv(100) == b""
-
-
 def test_a_slow_link_delivers_late_in_order_and_whole(echo: str) -> None:
     with Link(echo) as link, connect(link) as connection:
         link.slow_down(delay_s=0.3)

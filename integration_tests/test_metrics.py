@@ -150,33 +150,6 @@ def test_what_happens_on_a_cluster_is_seen_in_its_metrics(
         assert after["process_cpu_seconds_total",] > 0
 
 
-def test_snapshots_move_the_counters_of_the_proposal(
-    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
-) -> None:
-    scope = unique_name("tallied")
-    stream, group = str(StreamName(scope, "orders")), f"{scope}/default"
-    often = {
-        "CONSTANT_TRANSACTION_BUFFER_SNAPSHOT_MIN_TIME_IN_MILLIS": "100",
-        "CONSTANT_TRANSACTION_BUFFER_SNAPSHOT_MAX_TRANSACTION_COUNT": "1",
-    }
-    with scraping(cluster, f"/{scope}", tmp_path, **often) as (look, b):
-        b.admin.create_stream(stream)
-        eventually(lambda: ("stream_topics", group, stream) in look(), "the stream is known")
-        assert look()["txn_tb_snapshot_index_entry_bytes_count", group] >= 0
-
-        def indexes() -> float:
-            values = look()
-            assert (
-                values["txn_tb_snapshot_index_entry_bytes_count", group]
-                == (values["txn_tb_snapshot_index_op_total", group, "add"])
-            )
-            return values["txn_tb_snapshot_index_op_total", group, "add"]
-
-        known = indexes()
-        b.begin(stream).abort()
-        eventually(lambda: indexes() > known, "a snapshot is taken, and counted")
-
-
 def test_a_connection_tells_what_it_has_done(client: rollbridge.Bridge, orders: str, site: Site) -> None:
     with site.connect("counter") as b:
         registry = CollectorRegistry()

@@ -149,14 +149,6 @@ def test_actions_do_what_the_command_line_does(cluster: AnyCluster, root: str, o
         assert (status, said["error"]["code"]) == (404, "transaction-not-found")
 
 
-def test_a_page_without_a_token_only_shows(cluster: AnyCluster, root: str, tmp_path: Path) -> None:
-    with paged_coordinator(cluster, root, "one", tmp_path, token="") as (url, _):
-        eventually(lambda: read_page(url, "overview")["coordinator"]["healthy"], "it is there")
-        assert read_page(url, "overview")["coordinator"]["actions"] is False
-        status, said = act(url, "check", {}, token="")
-        assert (status, said["error"]["code"]) == (403, "read-only")
-
-
 def test_a_group_that_is_led_elsewhere_is_shown_with_where_to_look(
     cluster: AnyCluster, root: str, orders: str, tmp_path: Path
 ) -> None:
@@ -192,15 +184,6 @@ def test_a_group_that_is_led_elsewhere_is_shown_with_where_to_look(
             process.kill()
             eventually(lambda: read_page(two, "overview")["groups"][0]["here"], "the other one leads")
             eventually(lambda: group_of(two, orders)["transactions"]["source"] == "leader", "and shows what it knows")
-
-
-def test_the_doctor_is_asked_by_whoever_looks(cluster: AnyCluster, root: str, orders: str, page: str) -> None:
-    with connected(cluster, root) as b:
-        b.admin.create_stream(orders)
-    eventually(lambda: read_page(page, "doctor")["looked_ms"], "it has looked")
-    found = read_page(page, "doctor")
-    assert found["fault"] is None
-    assert {"severity", "check", "what", "remedy"} <= found["findings"][0].keys(), "a broker alone is worth a warning"
 
 
 def test_a_page_is_there_before_the_servers_are(cluster: AnyCluster, root: str, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from contextlib import suppress
 from typing import Any, cast
 
 import pytest
-from confluent_kafka import KafkaError, Message, Producer
 
 import rollbridge
 from integration_tests.clients import Site, headers_of, until
@@ -211,33 +210,6 @@ def test_compressed_batches_follow_a_seal_too(client: rollbridge.Bridge, orders:
         load.grow(1_000)
     writer.close()
     check(load, read_in_order(client, orders))
-
-
-def test_what_a_plain_producer_writes_to_a_sealed_segment_is_refused(
-    site: Site, client: rollbridge.Bridge, orders: str
-) -> None:
-    first = client.admin.history(orders).active.segments[0]
-    topic = StreamName.parse(orders).segment_topic(first.id)
-    refused: list[KafkaError] = []
-
-    def delivered(error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            refused.append(error)
-
-    for settings in ({"enable.idempotence": True}, {"enable.idempotence": False}):
-        producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "linger.ms": 0, **settings})
-        producer.produce(topic, b"before", on_delivery=delivered)
-        assert producer.flush(120) == 0
-        assert not refused
-        if settings["enable.idempotence"]:
-            split_first(client, orders)
-            for value in (b"", b"after" * 100):
-                producer.produce(topic, value, on_delivery=delivered)
-                assert producer.flush(120) == 0
-            assert [error.name() for error in refused] == ["MSG_SIZE_TOO_LARGE"] * 2
-            refused.clear()
-            topic = StreamName.parse(orders).segment_topic(client.admin.history(orders).active.segments[0].id)
-    assert [message.value() for _, message in read_in_order(client, orders)].count(b"before") == 2
 
 
 def test_a_connection_that_is_closed_writes_what_it_has(site: Site, client: rollbridge.Bridge, orders: str) -> None:

@@ -82,23 +82,6 @@ def test_a_reader_goes_on_where_another_one_was_stopped(client: rollbridge.Bridg
         assert len(first) + len(rest) == len(values) * len(KEYS)
 
 
-def test_polling_and_consuming_are_the_same_records(client: rollbridge.Bridge, orders: str) -> None:
-    grow(client, orders)
-    with client.reader(orders, follow=False) as reader:
-        whole = [record.dlsn for record in reader]
-    with client.reader(orders, follow=False) as reader:
-        pieces = [record.dlsn for record in reader.consume(3, 30)]
-        one = reader.poll(30)
-        assert one is not None
-        pieces.append(one.dlsn)
-        pieces += [record.dlsn for record in reader]
-        assert reader.is_finished()
-        assert reader.poll(30) is None
-        with pytest.raises(InvalidRequestError, match="at least one record"):
-            reader.consume(0)
-    assert sorted(filter(None, pieces)) == sorted(filter(None, whole))
-
-
 def test_batches_are_sequences_of_records_with_their_keys_and_values(client: rollbridge.Bridge, orders: str) -> None:
     grow(client, orders)
     with client.reader(orders, follow=False) as reader:
@@ -112,16 +95,6 @@ def test_batches_are_sequences_of_records_with_their_keys_and_values(client: rol
     batch = batches[0]
     assert (len(batch), batch[0], batch[-1:]) == (len(list(batch)), next(iter(batch)), list(batch)[-1:])
     assert (batch.keys(), batch.values()) == ([r.key for r in batch], [r.value for r in batch])
-
-
-def test_a_reader_follows_into_new_epochs(client: rollbridge.Bridge, orders: str) -> None:
-    with client.reader(orders, start="latest") as reader:
-        assert reader.poll(0) is None
-        values = grow(client, orders)
-        records: list[Record] = []
-        while len(records) < len(values) * len(KEYS):
-            records += reader.consume(100, 30)
-        assert by_key(records) == dict.fromkeys(KEYS, values)
 
 
 def test_an_idle_reader_asks_less_and_misses_nothing(

@@ -11,18 +11,16 @@ import pytest
 
 import rollbridge
 from integration_tests.backends.local import LocalCluster
-from integration_tests.clients import Site, adopt, until
+from integration_tests.clients import Site, until
 from integration_tests.coordinators import coordinator
-from integration_tests.kafka_tools import create_topic
 from rollbridge.base.ids import SegmentId
 from rollbridge.cli.main import main
 from rollbridge.config import load_settings
 from rollbridge.doctor.checks import find
-from rollbridge.doctor.facts import Severity, gather
+from rollbridge.doctor.facts import gather
 from rollbridge.errors import RollbridgeError, StreamNotFoundError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicSpec
-from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import StreamName
 
@@ -146,58 +144,6 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
             expected = [*rows([b"1", b"2", b"3", b"4", b"5", b"6", b"7"]), b"open"]
             assert sorted([*expected, b"early"]) == found or sorted(expected) == found
     gc.collect()  # kazoo leaves sockets open when its server is killed
-
-
-def test_topics_that_were_adopted_or_released_since_are_what_they_were(
-    rewound: Rewound, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    site, servers = rewound.site, rewound.cluster.bootstrap_servers
-    options = rollbridge.ClientOptions(admin_timeout_s=120)
-    released, adopted = topics = ["shop.released", "shop.adopted"]
-    for topic in topics:
-        create_topic(servers, topic, 2)
-    admin = KafkaClient(servers).topics
-
-    def write(client: rollbridge.Bridge, topic: str, value: bytes) -> None:
-        with client.transaction(topic) as transaction:
-            transaction.write(topic, b"k", value)
-
-    with site:
-        with site.connect("app", options) as client:
-            adopt(client, released)
-            write(client, released, b"1")
-        site.stop_coordinator()
-        rewound.back_up()
-        site.start_coordinator()
-        with site.connect("app", options) as client:
-            client.admin.release_topic(released)
-            adopt(client, adopted)
-            write(client, adopted, b"1")
-        site.stop_coordinator()
-        was = admin.describe(topics)
-        rewound.restore()
-        site.start_coordinator()
-        until(lambda: "rollbridge repair" in (tmp_path / "coordinator-3.log").read_text())
-        for name, value in site.environment().items():
-            monkeypatch.setenv(name, value)
-        assert main(["repair"]) == 0
-        with ZooKeeperSession(rewound.cluster.zookeeper, root=ROOT) as session:
-            assert session.children(paths.TOPICS) == [adopted]
-        with site.connect("app", options) as client:
-            write(client, adopted, b"2")
-            assert [item.check for item in find(gather(load_settings())) if item.severity is Severity.PROBLEM] == []
-            with pytest.raises(StreamNotFoundError):
-                client.begin(released)
-            assert admin.describe(topics) == was
-            adopt(client, released, partitioner="murmur2")
-            write(client, released, b"2")
-            for topic in topics:
-                with client.reader(topic, follow=False) as reader:
-                    assert [record.value for record in reader] == [b"1", b"2"]
-                client.admin.release_topic(topic)
-        assert admin.describe(topics) == was
-    capsys.readouterr()
-    gc.collect()
 
 
 def test_a_leader_whose_session_outlives_the_backup_finds_out_before_it_writes(

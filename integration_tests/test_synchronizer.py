@@ -11,20 +11,16 @@ from pathlib import Path
 import pytest
 
 import rollbridge
-from integration_tests.adapter_tools import batch_of
 from integration_tests.clients import Site, until
 from integration_tests.faults import Api, FaultProxy, Point
 from integration_tests.synchronizer_worker import Entries, share, work
 from rollbridge import ANY, EMPTY, SN, Codec, Synchronizer
-from rollbridge.base.ids import SegmentId
 from rollbridge.cas.shared_state import MARK_HEADER
 from rollbridge.errors import (
-    CasOutcomeUnknownError,
     ConflictError,
     InvalidRequestError,
     RecordTooLargeError,
     StreamNotFoundError,
-    UnavailableError,
 )
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.keyspace import KeySpace
@@ -270,38 +266,6 @@ def test_a_lost_answer_is_looked_into(site: Site, client: rollbridge.Bridge, led
         with opened(client, ledger) as late:
             assert (late.state, late.sn) == (one.state, one.sn)
     assert values(site, ledger) == [b"", b"a", b"b", b"ab", b"c", b"d", b"e"]
-
-
-def test_an_outcome_that_nobody_can_tell_is_called_unknown_and_found_by_the_next_fetch(
-    site: Site, client: rollbridge.Bridge, ledger: str, proxy: FaultProxy
-) -> None:
-    with client.synchronizer(ledger, KEY, b"", concatenate, timeout=3, transaction_timeout=12) as one:
-        one.update(add(b"a"))
-        proxy.strike(Api.END_TXN, Point.BEFORE_REQUEST, times=100_000)
-        with pytest.raises(CasOutcomeUnknownError) as caught:
-            one.update(add(b"b"))
-        assert one.state == b"a"
-        proxy.calm()
-    with opened(client, ledger) as late:
-        found = late.outcome(str(caught.value.token))
-        assert late.state == (b"ab" if found else b"a")
-
-
-def test_a_transaction_that_stays_open_for_too_long_is_said_so(
-    site: Site, client: rollbridge.Bridge, ledger: str
-) -> None:
-    topic = StreamName.parse(ledger).segment_topic(SegmentId.of(0, 0))
-    with (
-        client.synchronizer(ledger, KEY, b"", concatenate, timeout=4) as one,
-        KafkaClient(site.cluster.bootstrap_servers).appender(f"{ledger}-by-hand") as somebody,
-    ):
-        one.update(add(b"a"))
-        somebody.init()
-        somebody.append([(topic, batch_of([b"other"]))])
-        with pytest.raises(UnavailableError, match="stays open"):
-            one.fetch()
-        somebody.commit()
-        assert one.fetch() == b"a"
 
 
 def test_an_update_that_apply_refuses_is_not_written(site: Site, client: rollbridge.Bridge, ledger: str) -> None:

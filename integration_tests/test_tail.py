@@ -102,17 +102,6 @@ def test_what_has_arrived_of_a_partition_that_is_left_is_not_handed_out(servers:
     )
 
 
-def test_a_lost_connection_loses_and_doubles_nothing(servers: str, topic: str, tail: Tail) -> None:
-    found: list[TailMessage] = []
-    tail.assign({(topic, 0): 0})
-    for number in range(5):
-        produce(servers, topic, [b"%d" % number])
-        eventually(polled(tail, found, number + 1), "it goes on")
-        for line in list(tail._follower._connections.values()):
-            line.connection._socket.shutdown(2)
-    assert [message.value for message in found] == [b"%d" % number for number in range(5)]
-
-
 def test_an_answer_that_has_waited_for_its_reader_for_long_is_read(
     servers: str, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,18 +199,6 @@ def test_what_was_truncated_before_it_was_read_is_an_error(servers: str, topic: 
         reader.read(FrameRef((topic, 0), 1, PieceKey(0, 0, 0), 0, 1, 1, None))
 
 
-def test_a_topic_that_comes_later_is_read_and_others_do_not_wait(servers: str, topic: str, tail: Tail) -> None:
-    later = f"{topic}-later"
-    tail.assign({(later, 0): 0, (topic, 0): 0})
-    produce(servers, topic, [b"1"])
-    found: list[TailMessage] = []
-    eventually(polled(tail, found, 1), "the other one is read")
-    KafkaClient(servers).topics.create_topics([TopicSpec(name=later)])
-    produce(servers, later, [b"2"])
-    eventually(polled(tail, found, 2), "the new one is read")
-    assert [message.value for message in found] == [b"1", b"2"]
-
-
 def test_frames_are_read_again_in_any_order(servers: str, topic: str) -> None:
     size = 300_000
     produce(servers, topic, [b"%d" % (number % 10) * size for number in range(20)])
@@ -229,15 +206,3 @@ def test_frames_are_read_again_in_any_order(servers: str, topic: str) -> None:
     for offset in (0, 1, 19, 3, 3, 2, 18):
         value = reader.read(FrameRef((topic, 0), offset, PieceKey(0, 0, 0), 0, 1, size, None))
         assert value == b"%d" % (offset % 10) * size
-
-
-def test_closing_does_not_wait_for_brokers(servers: str, topic: str) -> None:
-    tail = Tail(KafkaClient(servers))
-    tail.close()
-    tail = Tail(KafkaClient(servers))
-    tail.assign({(topic, 0): 0})
-    list(tail.poll(0.1))
-    tail.close()
-    began = time.monotonic()
-    assert list(tail.poll(5)) == []
-    assert time.monotonic() - began < 4

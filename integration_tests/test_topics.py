@@ -84,19 +84,6 @@ def test_of_several_topics_of_which_one_is_wrong_none_is_created(admin: TopicAdm
     assert admin.create_topics([TopicSpec(name=topic_prefix)]) == {topic_prefix}
 
 
-def test_deleting_is_repeatable_and_a_new_topic_has_another_id(admin: TopicAdmin, topic_prefix: str) -> None:
-    spec = TopicSpec(name=topic_prefix)
-    admin.create_topics([spec])
-    before = admin.topic_ids([topic_prefix])[topic_prefix]
-    assert admin.delete_topics([topic_prefix]) == {topic_prefix}
-    assert admin.delete_topics([topic_prefix]) == set()
-    assert admin.delete_topics([]) == set()
-    assert admin.topic_ids([topic_prefix]) == {}
-    assert admin.describe([topic_prefix]) == {}
-    admin.create_topics([spec])
-    assert admin.topic_ids([topic_prefix])[topic_prefix] != before
-
-
 def test_deleting_by_id_leaves_what_was_made_anew_under_the_name(admin: TopicAdmin, topic_prefix: str) -> None:
     spec = TopicSpec(name=topic_prefix)
     admin.create_topics([spec])
@@ -112,13 +99,6 @@ def test_deleting_by_id_leaves_what_was_made_anew_under_the_name(admin: TopicAdm
     admin.create_topics([other])
     assert admin.delete_topics(before | admin.topic_ids([other.name])) == {other.name}
     assert admin.topic_ids([topic_prefix, other.name]) == after
-
-
-def test_more_replicas_than_brokers_is_refused_for_good(admin: TopicAdmin, topic_prefix: str) -> None:
-    with pytest.raises(InvalidRequestError, match="INVALID_REPLICATION_FACTOR") as refused:
-        admin.create_topics([TopicSpec(name=topic_prefix, replication_factor=9)])
-    assert "9" in str(refused.value)  # the broker's own words
-    assert admin.topic_ids([topic_prefix]) == {}
 
 
 def test_settings_change_alone(admin: TopicAdmin, topic_prefix: str) -> None:
@@ -159,10 +139,6 @@ def test_ends_and_truncation(
     assert admin.end([]) == {}
     assert admin.delete_records({}) == {}
     assert read_values(cluster.bootstrap_servers, topic_prefix, partition=1, first=2) == [b"c"]
-
-
-def test_the_cluster_is_known_by_its_id(admin: TopicAdmin, cluster: AnyCluster) -> None:
-    assert admin.cluster_id() == cluster.kafka_cluster_id
 
 
 def test_nobody_there_is_unavailable() -> None:

@@ -20,12 +20,10 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import rollbridge
 from integration_tests.clients import Site, adopt, consumer_raises, until
-from rollbridge.consumer.records import Message
 from rollbridge.errors import InvalidNameError
 
 PARTITIONS = 4
 KEYS = [b"key-%d" % number for number in range(40)]
-Found = dict[int, list[bytes | None]]
 
 
 class Place:
@@ -209,18 +207,6 @@ def _end(consumer: rollbridge.Consumer, topic: str, partition: int) -> int:
     return consumer.get_watermark_offsets(TopicPartition(topic, partition), 60)[1]
 
 
-def test_members_that_read_different_adopted_topics_may_share_a_group(
-    place: Place, client: rollbridge.Bridge, topic: str
-) -> None:
-    group, other = place.unique_name("group"), place.topic("shop.bills")
-    with place.consumer(group, topic) as consumer:
-        take(consumer, len(KEYS))
-    adopt(client, other, partitioner="murmur2")
-    place.write(other, "bill")
-    with place.consumer(group, topic, other) as consumer:
-        assert words(take(consumer, len(KEYS))) == {b"bill"}
-
-
 def test_a_group_begins_with_what_a_topic_still_has(place: Place, client: rollbridge.Bridge, topic: str) -> None:
     for done in place.admin.delete_records([TopicPartition(topic, 0, 3)]).values():
         done.result()
@@ -319,37 +305,6 @@ def _known(consumer: rollbridge.Consumer) -> int:
     return sum(item.offset != OFFSET_INVALID for item in consumer.position(consumer.assignment()))
 
 
-def test_a_group_without_commits_in_a_plain_topic_can_be_an_error(place: Place) -> None:
-    topic = place.topic("plain")
-    with (
-        place.consumer(place.unique_name("group"), topic, auto_offset_reset="error") as consumer,
-        pytest.raises(KafkaException, match="no committed offset"),
-    ):
-        take(consumer, 1)
-
-
-def test_members_share_a_plain_topic_and_take_over_from_each_other(place: Place) -> None:
-    topic, group = place.topic("plain"), place.unique_name("group")
-    place.write(topic, "first")
-    found: list[Message] = []
-    with place.consumer(group, topic) as stays:
-        with place.consumer(group, topic) as leaves:
-
-            def both() -> bool:
-                for member in (stays, leaves):
-                    found.extend(member.consume(10, 0.2))
-                return bool(stays.assignment() and leaves.assignment())
-
-            until(both)
-        place.write(topic, "second")
-
-        def all_seen() -> bool:
-            found.extend(stays.consume(100, 0.3))
-            return len(places(found)) == 2 * len(KEYS)
-
-        until(all_seen)
-
-
 def test_patterns_match_topics_that_are_made_later(place: Place) -> None:
     stem = place.unique_name("pattern")
     first = place.topic(stem)
@@ -359,15 +314,6 @@ def test_patterns_match_topics_that_are_made_later(place: Place) -> None:
         second = place.topic(stem)
         place.write(second, "second")
         assert {message.topic() for message in take(consumer, len(KEYS))} == {second}
-
-
-def test_a_topic_that_does_not_exist_is_an_error_as_in_confluent_kafka(place: Place) -> None:
-    with place.consumer(place.unique_name("group"), place.unique_name("nothing")) as consumer:
-        messages: list[Message] = []
-        until(lambda: messages or messages.__iadd__(consumer.consume(1, 0.5)))
-        error = messages[0].error()
-        assert error is not None
-        assert error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
 def test_names_that_are_no_topics_are_refused(place: Place, orders: str) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -261,39 +260,10 @@ def test_an_ephemeral_cluster_leaves_nothing(shell: Shell, tmp_path: Path) -> No
     assert not shell.home.exists()
 
 
-@pytest.mark.parametrize("option", ["--kafka-port", "--zookeeper-port"])
-def test_a_port_in_use_is_one_clear_line(shell: Shell, option: str) -> None:
-    with socket.create_server(("127.0.0.1", free_port())) as listener:
-        port = str(listener.getsockname()[1])
-        answer = shell("up", *FAST, option, port)
-    assert answer.code == ExitCode.ENVIRONMENT
-    assert f"port {port} for" in answer.error
-    assert "in use" in answer.error
-    assert processes.find(shell.home) == {}
-
-
-@pytest.mark.parametrize("behind", [0, 1], ids=["its own", "the broker's"])
-def test_a_port_of_the_gateway_in_use_is_one_clear_line(shell: Shell, behind: int) -> None:
-    first = free_port(count=2)
-    with socket.create_server(("127.0.0.1", first + behind)):
-        answer = shell("up", *FAST, "--gateway-port", str(first))
-    assert answer.code == ExitCode.ENVIRONMENT
-    assert f"port {first + behind} for the gateway is in use" in answer.error
-    assert processes.find(shell.home) == {}
-
-
 def test_a_port_for_a_gateway_that_is_not_wanted_is_refused(shell: Shell) -> None:
     answer = shell("up", *FAST, "--no-gateway", "--gateway-port", "9192")
     assert answer.code == ExitCode.USAGE
     assert "--no-gateway and --gateway-port exclude each other" in answer.error
-
-
-def test_no_java_is_one_clear_line(shell: Shell, tmp_path: Path) -> None:
-    (tmp_path / "bin").mkdir()
-    answer = Shell(shell.home, {"PATH": str(tmp_path / "bin"), "JAVA_HOME": ""})("up", *FAST)
-    assert answer.code == ExitCode.ENVIRONMENT
-    assert "Java 17 or newer is needed" in answer.error
-    assert processes.find(shell.home) == {}
 
 
 def test_no_jars_and_no_repository_is_one_clear_line(shell: Shell, tmp_path: Path) -> None:

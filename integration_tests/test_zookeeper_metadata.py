@@ -27,12 +27,12 @@ from rollbridge.metadata.records import (
     TransactionRecord,
     Truncation,
 )
-from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
+from rollbridge.metadata.requests import AdminRequest, RequestKind
 from rollbridge.metadata.session import Watch, ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory, TruncatedHistory, without_epochs
-from rollbridge.stream.keyspace import even_ranges, ranges_of
+from rollbridge.stream.keyspace import even_ranges
 from rollbridge.stream.names import GroupName, StreamName
 
 GROUP = GroupName("sales")
@@ -97,31 +97,6 @@ def test_streams_and_their_histories(metadata: Metadata) -> None:
     assert metadata.scopes() == ["another", "sales"]
 
 
-def test_a_history_is_watched_for_new_epochs_and_for_deletion(metadata: Metadata) -> None:
-    created = EpochHistory.create(even_ranges(1), 7)
-    changed = threading.Event()
-    assert metadata.history(ORDERS, changed.set) is None
-    put_stream(metadata, ORDERS, created)
-    assert changed.wait(PATIENCE_S)
-    grown = threading.Event()
-    metadata.history(ORDERS, grown.set)
-    record = created.plan_scale([0], ranges_of([(0.0, 0.5), (0.5, 1.0)]), 9)
-    metadata.session.create(paths.epoch(ORDERS, 1), record.to_json())
-    assert grown.wait(PATIENCE_S)
-    gone = threading.Event()
-    assert metadata.history(ORDERS, gone.set) == created.with_records(record)
-    metadata.session.multi(
-        [
-            DeleteNode(paths.epoch(ORDERS, 0)),
-            DeleteNode(paths.epoch(ORDERS, 1)),
-            DeleteNode(paths.epochs(ORDERS)),
-            DeleteNode(paths.stream(ORDERS)),
-        ]
-    )
-    assert gone.wait(PATIENCE_S)
-    assert metadata.history(ORDERS) is None
-
-
 def test_a_history_is_whole_while_its_first_epochs_are_dropped(metadata: Metadata) -> None:
     history = EpochHistory.create(even_ranges(1), 7)
     for epoch in range(1, 40):
@@ -180,12 +155,6 @@ def test_a_path_belongs_to_the_cluster_that_used_it_first(metadata: Metadata) ->
     for named in ("cluster-a", "cluster-b", metadata.session.root):
         assert named in str(refused.value)
     assert metadata.cluster() == first
-
-
-def test_a_path_that_only_exists_is_claimed(metadata: Metadata) -> None:
-    metadata.session.ensure("/scopes")
-    assert metadata.cluster() is None
-    assert metadata.claim_cluster("cluster-a", 5).kafka_cluster_id == "cluster-a"
 
 
 def test_a_newer_layout_is_refused(metadata: Metadata) -> None:
@@ -272,13 +241,6 @@ def test_open_transactions_are_listed_and_found(metadata: Metadata) -> None:
     assert metadata.find_transaction(late.id) == late
 
 
-def test_parts_are_numbered_from_one(metadata: Metadata) -> None:
-    metadata.ensure_group(GROUP, 5)
-    first, second = TransactionId.of(0, 1), TransactionId.of(0, 2)
-    assert [metadata.claim_part(GROUP, first) for _ in range(3)] == [1, 2, 3]
-    assert metadata.claim_part(GROUP, second) == 1
-
-
 def test_a_part_is_numbered_in_the_moment_in_which_its_transaction_ends(
     metadata: Metadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -294,32 +256,6 @@ def test_a_part_is_numbered_in_the_moment_in_which_its_transaction_ends(
 
     monkeypatch.setattr(metadata.session, "ensure", ensured_and_removed)
     assert metadata.claim_part(GROUP, identifier) == 1
-
-
-def answer_next(metadata: Metadata, answer: AdminAnswer) -> threading.Thread:
-    """Play the leader for one request."""
-
-    def lead() -> None:
-        parent = paths.requests(GROUP)
-        until(lambda: bool(metadata.session.children(parent)))
-        name = metadata.session.children(parent)[0]
-        metadata.session.multi(
-            [DeleteNode(f"{parent}/{name}"), CreateNode(f"{paths.answers(GROUP)}/{name}", answer.to_json())]
-        )
-
-    thread = threading.Thread(target=lead)
-    thread.start()
-    return thread
-
-
-def test_a_request_is_answered_and_nothing_stays_behind(metadata: Metadata) -> None:
-    metadata.ensure_group(GROUP, 5)
-    answer = AdminAnswer(ok=True, answered_ms=9, epoch=3)
-    leader = answer_next(metadata, answer)
-    assert metadata.ask(GROUP, CREATE, 20) == answer
-    leader.join(PATIENCE_S)
-    assert metadata.session.children(paths.requests(GROUP)) == []
-    assert metadata.session.children(paths.answers(GROUP)) == []
 
 
 @pytest.mark.usefixtures("withdrawn")

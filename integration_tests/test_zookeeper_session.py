@@ -144,22 +144,6 @@ def test_refusals_say_that_nothing_was_written(session: ZooKeeperSession) -> Non
         session.delete("/a")
 
 
-def test_sequential_nodes_are_numbered_in_order(session: ZooKeeperSession) -> None:
-    session.ensure("/requests")
-    paths = [session.create("/requests/request-", str(number).encode(), sequential=True) for number in range(3)]
-    assert paths == sorted(paths)
-    assert session.children("/requests") == [path.rpartition("/")[2] for path in paths]
-    assert [node.value for node in session.get_many(paths) if node] == [b"0", b"1", b"2"]
-
-
-def test_ensure_creates_once(session: ZooKeeperSession) -> None:
-    assert session.ensure("/a/b/c", b"first")
-    assert not session.ensure("/a/b/c", b"second")
-    node = session.get("/a/b/c")
-    assert node is not None
-    assert node.value == b"first"
-
-
 def test_many_reads_at_once_keep_their_order(session: ZooKeeperSession) -> None:
     session.ensure("/many")
     outcomes = session.multi_pipelined(
@@ -198,14 +182,6 @@ def test_a_multi_is_all_or_nothing_and_names_what_was_refused(
     parent = session.get("/parent")
     assert parent is not None
     assert parent.value == b""
-
-
-def test_a_multi_carries_out_everything(session: ZooKeeperSession) -> None:
-    session.ensure("/a", b"old")
-    session.ensure("/b")
-    session.multi([CheckNode("/a", 0), SetNode("/a", b"new", 0), DeleteNode("/b"), CreateNode("/c", b"x")])
-    assert session.children("/") == ["a", "c"]
-    session.multi([])
 
 
 @pytest.mark.parametrize("size", [0, 900, 440_000], ids=["thousands", "hundreds", "two"])
@@ -262,36 +238,6 @@ def test_a_watch_is_called_once(session: ZooKeeperSession, present: bool) -> Non
     session.delete("/n")
     session.sync()
     assert {name: watch.calls for name, watch in watches.items()} == {"get": 1, "children": 1, "exists": 1}
-
-
-def test_a_watch_may_read(session: ZooKeeperSession) -> None:
-    session.ensure("/n")
-    seen: list[bytes] = []
-    done = threading.Event()
-
-    def look() -> None:
-        node = session.get("/n")
-        assert node is not None
-        seen.append(node.value)
-        done.set()
-
-    session.get("/n", look)
-    session.set("/n", b"new")
-    assert done.wait(PATIENCE_S)
-    assert seen == [b"new"]
-
-
-def test_ephemeral_nodes_go_with_the_session(cluster: AnyCluster, session: ZooKeeperSession, root: str) -> None:
-    session.ensure("/")
-    with ZooKeeperSession(cluster.zookeeper, root=root) as other:
-        other.create("/me", b"", ephemeral=True)
-        node = session.get("/me")
-        assert node is not None
-        assert node.owner_session_id == other.session_id
-        gone = Watch()
-        session.exists("/me", gone)
-    gone.await_call()
-    assert session.get("/me") is None
 
 
 @pytest.fixture

@@ -325,13 +325,15 @@ READS, WRITES = "consumer_byte_rate", "producer_byte_rate"
 
 
 @contextmanager
-def slowed(cluster: AnyCluster, what: str = READS) -> Iterator[None]:
+def slowed(
+    cluster: AnyCluster, what: str = READS, client_id: str = CLIENT_ID, bytes_per_s: float = BYTES_PER_S
+) -> Iterator[None]:
     """A broker that gives or takes little of coordinators: a quota for their client id, taken away at the end."""
     with Cluster(cluster.bootstrap_servers) as brokers:
 
         def change(*, remove: bool) -> None:
-            operation = OpData(key=what, value=f64(BYTES_PER_S), remove=remove)
-            entry = EntryData(entity=(EntityData(entity_type="client-id", entity_name=CLIENT_ID),), ops=(operation,))
+            operation = OpData(key=what, value=f64(bytes_per_s), remove=remove)
+            entry = EntryData(entity=(EntityData(entity_type="client-id", entity_name=client_id),), ops=(operation,))
             request = AlterClientQuotasRequest(entries=(entry,), validate_only=False)
             answer = brokers.ask_any(request, AlterClientQuotasResponse)
             assert [item.error_code for item in answer.entries] == [0], answer

@@ -17,7 +17,6 @@ from integration_tests.backends import faults
 from integration_tests.backends.container_nodes import INSIDE
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.backends.interface import Ability, Unsupported
-from integration_tests.backends.local import LocalCluster
 from integration_tests.containers.partitions import PARTITIONS, address_of, in_sync, partitions_of, topic
 from integration_tests.images import KAFKA
 from integration_tests.kafka_tools import produce, read_all
@@ -27,9 +26,6 @@ from rollbridge.errors import KafkaUnavailableError, NotFoundError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.topics import TopicSpec
-from rollbridge.metadata import paths
-from rollbridge.metadata.session import ZooKeeperSession
-from rollbridge.stream.names import GroupName
 
 __all__ = ["topic"]
 
@@ -93,36 +89,6 @@ def counted(cluster: ContainerCluster, receiver: str, sender: str) -> Iterator[C
     cluster.in_network_of(receiver, f"iptables -w -I {rule}")
     yield lambda: int(cluster.in_network_of(receiver, "iptables -w -v -n -x -L INPUT 1").split()[0])
     cluster.in_network_of(receiver, f"iptables -w -D {rule}")
-
-
-@pytest.mark.needs(Ability.PARTITION)
-def test_a_coordinator_that_is_cut_off_from_zookeeper_is_replaced_and_changes_nothing(
-    ensemble: ContainerCluster, unique_name: Callable[[str], str], tmp_path: Path
-) -> None:
-    root, stream = f"/{unique_name('apart')}", f"{unique_name('apart')}/s"
-    group = paths.leader(GroupName(stream.partition("/")[0]))
-    with (
-        ZooKeeperSession(ensemble.zookeeper, root=root) as session,
-        ensemble.coordinator(root, unique_name("old"), tmp_path, {}) as old,
-        rollbridge.connect(ensemble.bootstrap_servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as client,
-    ):
-        client.admin.create_stream(stream, segments=2)
-        positions = [commit(client, stream)]
-        with (
-            faults.partitioned(ensemble, old.part, ensemble.zookeepers),
-            ensemble.coordinator(root, unique_name("new"), tmp_path, {}) as new,
-        ):
-            eventually(lambda: _leader(session, group) == new.name, "the new one leads")
-            positions += [commit(client, stream) for _ in range(3)]
-            assert old.alive
-        eventually(lambda: _leader(session, group) == old.name, "the old one leads again, the new one being gone")
-        positions.append(commit(client, stream))
-    assert positions == sorted(set(positions))
-
-
-def _leader(session: ZooKeeperSession, path: str) -> str | None:
-    node = session.get(path)
-    return None if node is None else node.value.decode()
 
 
 def commit(client: rollbridge.Bridge, stream: str) -> int:
@@ -226,21 +192,6 @@ def test_a_broker_whose_clock_is_off_serves_as_before(ensemble: ContainerCluster
         produce(address_of(ensemble, victim), topic, [b"meanwhile"])
     eventually(lambda: in_sync(ensemble, topic), "all replicas are there")
     assert read_all(ensemble.bootstrap_servers, TopicPartition(topic, 0)) == [b"before", b"meanwhile"]
-
-
-def test_what_a_backend_cannot_do_is_said() -> None:
-    local = LocalCluster()
-    cuts = [
-        faults.partitioned(local, "kafka", "zookeeper"),
-        faults.silenced(local, "kafka", "zookeeper"),
-        faults.lossy(local, "kafka", 0.5),
-        faults.narrowed(local, "kafka", 100),
-        faults.full_disk(local, "kafka"),
-        faults.clock_off(local, "kafka", 60),
-    ]
-    for cut in cuts:
-        with pytest.raises(Unsupported, match="the local backend cannot"), cut:
-            raise AssertionError("it was not refused")
 
 
 def test_a_disk_without_a_limit_cannot_be_filled(ensemble: ContainerCluster) -> None:

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from confluent_kafka import KafkaError, Producer
 
 import rollbridge
 from bridge.tests.refusals import raises_code
 from integration_tests.backends.containers import ContainerCluster
 from integration_tests.containers.partitions import in_sync, partitions_of
 from integration_tests.patience import eventually
-from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import StreamName
@@ -109,52 +106,3 @@ def test_a_rolling_commit_over_a_segment_that_nobody_leads_holds_up_nobody_else(
     eventually(lambda: in_sync(ensemble, StreamName.parse(other).buffer_topic()), "the broker has caught up")
     with client.reader(alone.name, follow=False) as reader:
         assert [record.value for record in reader] == [b"old"]
-
-
-def test_writes_to_an_adopted_topic_with_too_few_replicas_in_sync_wait_and_hold_up_nobody_else(
-    ensemble: ContainerCluster,
-    client: rollbridge.Bridge,
-    innocent: rollbridge.Bridge,
-    unique_name: Callable[[str], str],
-) -> None:
-    scope, topic = unique_name("scope"), unique_name("orders")
-    other = f"{scope}/other"
-    servers, count = ensemble.bootstrap_servers, len(ensemble.brokers)
-    spec = TopicSpec(name=topic, replication_factor=count, config={"min.insync.replicas": str(count)})
-    KafkaClient(servers).topics.create_topics([spec])
-    client.admin.create_stream(other)
-    client.admin.adopt_topic(topic, stream=f"{scope}/orders", partitioner="murmur2")
-    transaction = client.begin(topic)
-    transaction.write(topic, b"k", b"transactional")
-    transaction.flush()
-    told: list[KafkaError | None] = []
-    native = Producer({"bootstrap.servers": servers, "acks": "all", "retries": 0, "enable.idempotence": False})
-
-    def is_refused() -> bool:
-        native.produce(topic, b"native", b"k", on_delivery=lambda error, _: told.append(error))
-        native.flush(60)
-        error = told[-1]
-        return error is not None and error.code() == KafkaError.NOT_ENOUGH_REPLICAS
-
-    writer = client.writer(topic)
-    leader = partitions_of(ensemble, topic)[0].leader
-    node = ensemble.node(next(name for number, name in enumerate(ensemble.brokers, 1) if number != leader))
-    node.kill()
-    try:
-        eventually(is_refused, "the topic takes nothing")
-        future, plain = transaction.commit_async(), writer.write(b"k", b"plain")
-        for number in range(COMMITS):
-            another = innocent.begin(other)
-            another.write(other, key=b"k", value=b"%d" % number)
-            another.commit(timeout=COMMIT_S)
-        assert not future.done()
-        assert not plain.done()
-    finally:
-        node.restart()
-    future.result(180)
-    plain.result(180)
-    writer.close()
-    eventually(lambda: in_sync(ensemble, topic), "the broker has caught up")
-    with client.reader(topic, follow=False) as reader:
-        ours = [record.value for record in reader if record.value != b"native"]
-    assert sorted(filter(None, ours)) == [b"plain", b"transactional"]
