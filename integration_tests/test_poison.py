@@ -89,7 +89,7 @@ def test_a_commit_that_waits_for_an_error_state_is_told_so(group: Group, caplog:
         with pytest.raises(OutcomeUnknownError, match=f"{why}; it is carried out once that is over"):
             txn.commit(timeout=3)
         assert f"transaction.waits end=commit: {why}" in caplog.text
-        eventually(lambda: poison.abort_all(group) and txn.completion.settled, "what waits is aborted")
+        eventually(lambda: poison.abort_all(group) and txn._writing.completion.settled, "what waits is aborted")
 
 
 def take(group: Group, way: str, name: str) -> None:

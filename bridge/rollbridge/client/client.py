@@ -19,7 +19,7 @@ from rollbridge.client.identity import uptime_s
 from rollbridge.client.recovery import ClientContext, Resumer, Resuming
 from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.transaction import Transaction
-from rollbridge.client.writing import Planner, TransactionContext
+from rollbridge.client.writing import OwnerWriting, Planner, TransactionContext
 from rollbridge.errors import BackpressureError, InvalidRequestError, RollbridgeError, UnavailableError
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import CheckNode
@@ -108,7 +108,7 @@ class BaseClient(Resuming):
                 f"{client_context.options.open_transactions_max} transactions of this connection are open or wait for "
                 "their outcome; end some of them; nothing was written"
             )
-        return Transaction(runtime, plan, client_context.counters.next(plan.group))
+        return Transaction(OwnerWriting.begun(runtime, plan, client_context.counters.next(plan.group)))
 
     def transaction(
         self,

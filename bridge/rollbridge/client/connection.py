@@ -43,7 +43,8 @@ from rollbridge.client.outcomes import OutcomeClient, OutcomeTail
 from rollbridge.client.recovery import ClientContext
 from rollbridge.client.sender import FrameSender
 from rollbridge.client.sessions import ClientSessions, CommitNumbers, CommitsInFlight
-from rollbridge.client.writing import BeginPlan, Part, TransactionContext
+from rollbridge.client.transaction import Part
+from rollbridge.client.writing import BeginPlan, TransactionContext, Writing
 from rollbridge.config import ClientOptions, ConnectionSettings, WriterOptions, load_settings
 from rollbridge.consumer.adopted import TopicGuard
 from rollbridge.consumer.preview import PreviewTail
@@ -409,7 +410,8 @@ class Bridge(BaseClient):
             generation=self._catalog.generation,
         )
         completion = self._outcomes.completion(identifier, record.client_epoch)
-        return Part(self._runtime, plan, completion, self._metadata.claim_part(record.group, identifier))
+        part = self._metadata.claim_part(record.group, identifier)
+        return Part(Writing(self._runtime, plan, completion, part))
 
     def share(self, client_name: str, session: str) -> SharedClient:
         """Use a client name together with other processes, to write transactions with them.

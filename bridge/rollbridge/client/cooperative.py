@@ -20,14 +20,12 @@ from rollbridge.base.deadlines import Deadline, Timeout, answers_within, as_seco
 from rollbridge.base.ids import OWNER_PART, TransactionId
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
 from rollbridge.buffer.table import State
-from rollbridge.client.frame_writer import Join
-from rollbridge.client.futures import Completion
 from rollbridge.client.identity import GroupCounters
 from rollbridge.client.recovery import Resumer
 from rollbridge.client.results import CommitResult, PartHandle
 from rollbridge.client.sessions import ClientSessions
-from rollbridge.client.transaction import Transaction
-from rollbridge.client.writing import BeginPlan, Part, Planner, TransactionContext
+from rollbridge.client.transaction import Part, Transaction
+from rollbridge.client.writing import BeginPlan, OwnerWriting, Planner, TransactionContext, Writing
 from rollbridge.errors import (
     ClientFencedError,
     ConflictError,
@@ -111,36 +109,6 @@ class CooperativeTransaction:
                 transaction=str(self.id),
             )
         return self._new_part()
-
-
-class CooperativePart(Part):
-    """Part of a cooperative transaction; sends the BEGIN frames itself, ahead of its records."""
-
-    __slots__ = ()
-
-    def __init__(self, runtime: TransactionContext, plan: BeginPlan, completion: Completion, part: int) -> None:
-        super().__init__(runtime, plan, completion, part)
-        header = FrameHeader(FrameKind.BEGIN, completion.key, OWNER_PART, client_epoch=plan.begin.client_epoch).pack()
-        with self._lock:
-            for place in range(len(self._buffers)):
-                self._emit(place, header, plan.begin_value)
-
-
-class CooperativeEnding(Transaction):
-    """Cooperative transaction in the process that ends it: parts have written all of it, its begin included.
-
-    All processes of the session have agreed on its streams, so none joins it late.
-    """
-
-    __slots__ = ()
-
-    def _joining(self) -> Join | None:
-        return None
-
-    def __init__(self, runtime: TransactionContext, plan: BeginPlan, transaction: TransactionId) -> None:
-        completion = runtime.outcomes.completion(transaction, plan.begin.client_epoch)
-        self._prepare(runtime, plan, completion, transaction.counter, OWNER_PART)
-        self._protocol.sent[0] = self._protocol.answered[0] = 1
 
 
 logger = logging.getLogger(__name__)
@@ -400,10 +368,16 @@ class SharedClient:
         return CooperativeTransaction(plan.group, work, lambda: self._part(plan, work.transaction), committed=committed)
 
     def _part(self, plan: BeginPlan, transaction: TransactionId) -> Part:
-        """Open a part with a number of its own."""
-        completion = self._runtime.outcomes.completion(transaction, plan.begin.client_epoch)
+        """Open a part with a number of its own, which sends the BEGIN frames itself, ahead of its records."""
+        epoch = plan.begin.client_epoch
+        completion = self._runtime.outcomes.completion(transaction, epoch)
         number = self._metadata.claim_part(plan.group, transaction, cooperative_of=self._client_name)
-        return CooperativePart(self._runtime, plan, completion, number)
+        writing = Writing(self._runtime, plan, completion, number)
+        header = FrameHeader(FrameKind.BEGIN, completion.key, OWNER_PART, client_epoch=epoch).pack()
+        with writing.lock:
+            for place in range(len(writing.buffers)):
+                writing.emit(place, header, plan.begin_value)
+        return Part(writing)
 
     def _end(self, ticket: CooperativeTicket, state: CooperativeState, *, last: bool) -> None:
         """Record the outcome of a transaction, or forget the session."""
@@ -415,8 +389,12 @@ class SharedClient:
         except RollbridgeError as fault:
             logger.warning("session.forget_failed client=%s: %s", self._client_name, fault)
 
-    def _ending(self, ticket: CooperativeTicket, content: CooperativeContent | None = None) -> CooperativeEnding:
-        """Return the handle that ends a ticket's transaction, if that is on record; record its content if given."""
+    def _ending(self, ticket: CooperativeTicket, content: CooperativeContent | None = None) -> Transaction:
+        """Return what ends a ticket's transaction, if that is on record; record its content if given.
+
+        Parts have written all of it, its begin included. All processes of the session have agreed on its streams, so
+        none joins it late.
+        """
         self._sessions.epoch(ticket.group, self._connect_timeout_s)
         self._metadata.session.sync()  # another process may just have put it on record
         while True:
@@ -435,7 +413,11 @@ class SharedClient:
                 break
             self._record(ticket.group, session, version, replace(work, content=content))
         self._runtime.outcomes.follow(ticket.group, self._connect_timeout_s)
-        return CooperativeEnding(self._runtime, self._plan_of(ticket.group, work), ticket.transaction)
+        plan = self._plan_of(ticket.group, work)
+        completion = self._runtime.outcomes.completion(ticket.transaction, plan.begin.client_epoch)
+        writing = OwnerWriting(self._runtime, plan, completion, OWNER_PART, joins=False)
+        writing.protocol.sent[0] = writing.protocol.answered[0] = 1
+        return Transaction(writing)
 
     def _session(self, group: GroupName) -> tuple[ClientSession, int]:
         """Return the record of the session and its version.

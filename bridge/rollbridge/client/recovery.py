@@ -24,7 +24,6 @@ from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import ANYBODY, BeginFrame, FrameHeader, FrameKind, buffer_partition, encode_extend
 from rollbridge.buffer.savepoints import HeldSavepoint
 from rollbridge.buffer.table import Arrived, KnownTransaction, State
-from rollbridge.client.frame_writer import ManifestRoom, condition_bytes, offsets_bytes, piece_bytes
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import GroupCounters
 from rollbridge.client.outcomes import (
@@ -41,11 +40,11 @@ from rollbridge.client.outcomes import (
     over,
 )
 from rollbridge.client.results import CommitResult, Piece, Savepoint
-from rollbridge.client.savepoints import SavepointLog, savepoint_of
+from rollbridge.client.savepoints import SavepointLog, records_by_stream, savepoint_of
 from rollbridge.client.sender import Undelivered
 from rollbridge.client.sessions import ClientSessions, CommitNumbers, CommitsInFlight
 from rollbridge.client.transaction import Transaction
-from rollbridge.client.writing import BeginPlan, Planner, TransactionContext, extension_ms
+from rollbridge.client.writing import BeginPlan, OwnerWriting, Planner, TransactionContext, extension_ms, room_of
 from rollbridge.commitlog.control import FENCED, ControlKind, ControlRecord
 from rollbridge.config import ClientOptions
 from rollbridge.errors import (
@@ -97,20 +96,16 @@ def arrived_of(
         since_ms=item.decided_ms,
         reason=item.reason,
         bytes=0 if arrived is None else arrived.bytes,
-        streams=records_by_stream(item),
+        streams=records_by_stream(tuple(item.streams), _pieces_of(item)),
         lease_ends_ms=item.decided_ms + item.lease_ms if is_open else 0,
         obstacle=_obstacle(item, arrived, session) if is_open else "",
         savepoint=savepoint,
     )
 
 
-def records_by_stream(known: KnownTransaction) -> Mapping[str, int]:
-    """Return how many records of its owners have arrived in each stream."""
-    names = list(known.streams)
-    found = dict.fromkeys(names, 0)
-    for key, records in known.pieces.items():
-        found[names[key.stream]] += records
-    return found
+def _pieces_of(known: KnownTransaction) -> list[Piece]:
+    """Return what has arrived from the owners of a transaction."""
+    return [Piece(*key, records, 0, 0) for key, records in known.pieces.items()]
 
 
 def _obstacle(known: KnownTransaction, arrived: Arrived | None, session: ClientSession | None) -> str:
@@ -175,14 +170,10 @@ _OF_A_FENCED_SESSION: Final = "its session was fenced by a newer one"
 """Reason shown to others; only the fenced session itself is told that it is fenced."""
 
 
-@checked()
-class ResumedTransaction(Transaction):
-    """Transaction to continue, and to commit or abort. Made by :meth:`rollbridge.Bridge.resume`.
+class ResumedWriting(OwnerWriting):
+    """Writing of a transaction that was resumed: what a :class:`ResumedTransaction` is inside."""
 
-    If it has ended before, its commit and its abort give the same answer as the first time.
-    """
-
-    __slots__ = ("_known", "_last", "_others")
+    __slots__ = ("_known", "last", "others")
 
     def __init__(
         self,
@@ -194,20 +185,11 @@ class ResumedTransaction(Transaction):
         savepoint: HeldSavepoint | None = None,
     ) -> None:
         """Take over a transaction as the leader knows it; return once the brokers have acknowledged that."""
-        self._prepare(runtime, plan, completion, known.id.counter, part)
+        super().__init__(runtime, plan, completion, part)
         self._take(known, savepoint)
         if known.state is State.OPEN:
-            header = self._key_of(FrameKind.BEGIN)
-            runtime.sender.send(*self._buffers[0], header, plan.begin_value, self._first_delivered)
-            self._protocol.sent[0] = 1
-            for place in range(1, len(self._buffers)):
-                self._emit(place, header, plan.begin_value)
-            self.flush()
-
-    @property
-    def label(self) -> str | None:
-        """Label given at its begin."""
-        return self._known.label
+            self.send_begin()
+            self.flush(runtime.commit_timeout_s)
 
     def look_again(self, known: KnownTransaction, savepoint: HeldSavepoint | None) -> None:
         """Take what the leader says once former owners cannot write any more; nothing has been written here."""
@@ -216,34 +198,15 @@ class ResumedTransaction(Transaction):
 
     def _take(self, known: KnownTransaction, savepoint: HeldSavepoint | None) -> None:
         self._known = known
-        names = tuple(known.streams)
-        self._before = [Piece(*key, records, 0, 0) for key, records in known.pieces.items()]
-        self._others = frozenset(piece.part for piece in self._before)
-        self._last = None if savepoint is None else savepoint_of(known.id, names, savepoint)
-        room = self._writer.room
-        room.bytes = ManifestRoom(0).bytes + sum(piece_bytes(key) for key in known.pieces)
-        if self._last is not None:
+        self.before = _pieces_of(known)
+        self.others = frozenset(piece.part for piece in self.before)
+        self.last = None if savepoint is None else savepoint_of(known.id, tuple(known.streams), savepoint)
+        self.writer.room.bytes = room_of(known.pieces, self.last)
+        if self.last is not None:
             # Offsets and conditions are sent with the commit, so its former owner's are those of its last savepoint.
-            self._savepoints = SavepointLog(self._last.number, self._last.notes)
-            self._offsets = {item.group_id: item for item in self._last.offsets}
-            self._conditions = self._last.conditions
-            room.bytes += sum(map(offsets_bytes, self._last.offsets))
-            room.bytes += sum(map(condition_bytes, self._last.conditions))
-            self._others |= {piece.part for piece in self._last.pieces}
-
-    @property
-    def last_savepoint(self) -> Savepoint | None:
-        """The last savepoint of its former owners, as its leader has it; None if they made none, or it has ended."""
-        return self._last
-
-    @property
-    def earlier_records(self) -> Mapping[str, int]:
-        """Records of its earlier owners that count, by stream; empty if it had ended before."""
-        found = dict.fromkeys(self.streams, 0)
-        for piece in self._before:
-            if piece.part in self._others:
-                found[self.streams[piece.stream]] += piece.records
-        return found
+            self.savepoints = SavepointLog(self.last.number, self.last.notes)
+            self.continue_from(self.last)
+            self.others |= {piece.part for piece in self.last.pieces}
 
     def _is_mine(self) -> bool:
         return self._known.state is not State.OPEN or super()._is_mine()
@@ -252,7 +215,29 @@ class ResumedTransaction(Transaction):
         return self._known.records if self._known.state is State.COMMITTED else super()._records_committed()
 
     def _merged_pieces(self) -> Sequence[Piece]:
-        return [piece for piece in self._pieces if piece.part not in self._others]
+        return [piece for piece in self.pieces if piece.part not in self.others]
+
+
+@checked()
+class ResumedTransaction(Transaction):
+    """Transaction to continue, and to commit or abort. Made by :meth:`rollbridge.Bridge.resume`.
+
+    If it has ended before, its commit and its abort give the same answer as the first time.
+    """
+
+    __slots__ = ()
+    _writing: ResumedWriting
+
+    @property
+    def last_savepoint(self) -> Savepoint | None:
+        """The last savepoint of its former owners, as its leader has it; None if they made none, or it has ended."""
+        return self._writing.last
+
+    @property
+    def earlier_records(self) -> Mapping[str, int]:
+        """Records of its earlier owners that count, by stream; empty if it had ended before."""
+        writing = self._writing
+        return records_by_stream(self.streams, [piece for piece in writing.before if piece.part in writing.others])
 
 
 def settled(known: KnownTransaction) -> Completion:
@@ -609,9 +594,9 @@ class Resumer:
                     # What former owners wrote until the BEGIN frames fenced them counts, too, and what they promised.
                     (_, known), savepoint = self._inquiry.with_savepoint(identifier, deadline.left(), group=group)
                     resumed.look_again(known, savepoint)
-                return resumed
+                return ResumedTransaction(resumed)
         plan = BeginPlan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
-        return ResumedTransaction(self._runtime, plan, settled(known), 0, known)
+        return ResumedTransaction(ResumedWriting(self._runtime, plan, settled(known), 0, known))
 
     def extend(self, transaction: TransactionId | str, lease: Duration, timeout: Timeout) -> datetime:
         """See :meth:`Resuming.extend`."""
@@ -750,7 +735,7 @@ class Resumer:
 
     def _take_over(
         self, group: GroupName, known: KnownTransaction, epoch: int, savepoint: HeldSavepoint | None
-    ) -> ResumedTransaction:
+    ) -> ResumedWriting:
         plan = self._plan(group, known, epoch)
         part = self._metadata.claim_part(group, known.id)
         waiting = self._runtime.outcomes.waiting
@@ -758,7 +743,7 @@ class Resumer:
         completion = Completion(known.id.bytes, known.client_name, epoch, owner=self._client_name)
         waiting[known.id.bytes] = completion
         try:
-            resumed = ResumedTransaction(self._runtime, plan, completion, part, known, savepoint)
+            resumed = ResumedWriting(self._runtime, plan, completion, part, known, savepoint)
         except BaseException:
             waiting.pop(known.id.bytes, None)
             raise
