@@ -53,7 +53,7 @@ def test_a_leader_whose_clock_is_a_day_ahead_deletes_nothing_that_is_young(
         assert _start(topics, stream) == 0, "what is minutes old was deleted with an hour of retention"
         assert long.commit().position, "a lease of an hour has ended within minutes"
         settings = load_settings(environ=site.environment())
-        until(lambda: "clock" in [item.check for item in find(gather(settings))])
+        until(lambda: "clock" in [item.check for item in find(gather(settings, KafkaClient.of(settings)))])
 
 
 def _start(topics: TopicAdmin, stream: StreamName) -> int:

@@ -165,7 +165,8 @@ def test_a_leader_that_stood_still_in_a_scale_harms_no_other_life(scene: Scene, 
             scene.commit("third", 5)
             assert len(scene.values()) == 25
             # What a late request has made under an old name is nobody's, and is named.
-            found = [item for item in orphans(gather(scene.b.settings)) if scene.stream.partition("/")[0] in str(item)]
+            facts = gather(scene.b.settings, scene.b._kafka)
+            found = [item for item in orphans(facts) if scene.stream.partition("/")[0] in str(item)]
             assert len(found) <= (1 if point.startswith("scale/CreateTopics") else 0), found
 
 

@@ -206,13 +206,7 @@ class Bridge(BaseClient):
         self._closed = False
         self._kafka = KafkaClient.of(settings)
         deadline = Deadline(self.options.connect_timeout_s)
-        self._session = ZooKeeperSession(
-            settings.zookeeper,
-            root=settings.zookeeper_root,
-            session_timeout_s=self.options.session_timeout_s,
-            name=settings.client_name,
-            security=settings.zookeeper_security,
-        )
+        self._session = ZooKeeperSession.of(settings, session_timeout_s=self.options.session_timeout_s)
         self._session.start(self.options.connect_timeout_s)
         try:
             metadata = Metadata(self._session)

@@ -74,14 +74,9 @@ class KafkaClient:
         self.offsets: Final = LogOffsets(self._clusters, timeout_s)
 
     @classmethod
-    def of(cls, settings: Address, *, client_id: str | None = None, timeout_s: float = 30.0) -> Self:
-        """Return a client for the settings of a connection, under its name unless another is given."""
-        return cls(
-            settings.bootstrap_servers,
-            security=settings.kafka,
-            client_id=client_id or settings.client_name,
-            timeout_s=timeout_s,
-        )
+    def of(cls, settings: Address) -> Self:
+        """Return a client for the settings of a connection, under its name."""
+        return cls(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
 
     def named(self, client_id: str) -> KafkaClient:
         """Return the client of another identity, with connections of its own; it is closed with this one."""
