@@ -18,8 +18,8 @@ from rollbridge.base.deadlines import Deadline
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.clients import consumer_config
 from rollbridge.kafka.metadata import CoordinatorType, Isolation
+from rollbridge.kafka.offsets import PartitionLike
 from rollbridge.kafka.records import BatchBuilder, Compression
-from rollbridge.kafka.topics import PartitionLike
 
 # Of today: brokers delete what is older than a week by its own timestamp.
 TIMESTAMP = int(time.time() * 1000)
@@ -136,9 +136,9 @@ def await_settled(
 ) -> None:
     """Return once no native transaction is open on any of the partitions."""
     places = list(partitions)
-    admin = KafkaClient(bootstrap_servers).topics
+    offsets = KafkaClient(bootstrap_servers).offsets
 
     def settled() -> bool:
-        return admin.end_offsets(places, Isolation.READ_COMMITTED) == admin.end_offsets(places)
+        return offsets.end(places, Isolation.READ_COMMITTED) == offsets.end(places)
 
     eventually(settled, f"no open transaction on {places}", timeout_s)

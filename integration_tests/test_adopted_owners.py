@@ -88,9 +88,7 @@ def test_commits_to_a_topic_that_is_gone_end_as_aborted_and_say_why(
     eventually(lambda: fault_of(client, topic) == expected, "the leader has noticed")
     goes_on(client, ledger)
     config, history = client.admin.describe(topic).config, client.admin.history(topic)
-    assert not make_plan(KafkaClient(site.cluster.bootstrap_servers).topics, config, history).segments, (
-        "nothing to verify"
-    )
+    assert not make_plan(KafkaClient(site.cluster.bootstrap_servers), config, history).segments, "nothing to verify"
     with raises_code("stream-busy"):
         client.admin.release_topic(topic)
     refused = waiting.exception(PATIENCE_S)
@@ -185,7 +183,7 @@ def test_what_kafka_itself_deletes_is_gone_for_everybody_and_nothing_else_is(tmp
         kafka = AdminClient({"bootstrap.servers": servers})
         settings = {"retention.ms": "3000", "segment.ms": "500", "message.timestamp.type": "CreateTime"}
         kafka.create_topics([NewTopic("orders", 1, 1, config=settings)])["orders"].result(120)
-        admin = KafkaClient(servers).topics
+        offsets = KafkaClient(servers).offsets
         with site.connect("app", rollbridge.ClientOptions(admin_timeout_s=120)) as client:
             adopt(client, "orders", partitioner="murmur2")
             long_one = begun(client, "orders", b"open-")
@@ -197,7 +195,7 @@ def test_what_kafka_itself_deletes_is_gone_for_everybody_and_nothing_else_is(tmp
 
             def is_deleted() -> bool:
                 native(site, "orders", [b"filler"])  # whatever is written rolls the file before it
-                return admin.start_offsets([place])[place] >= len(KEYS)
+                return offsets.first([place])[place] >= len(KEYS)
 
             eventually(is_deleted, "Kafka deletes what is old")
             # What was open all the time is as old as its commit.

@@ -17,7 +17,7 @@ from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendRefusedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 
 Opener = Callable[..., TransactionalAppender]
 
@@ -28,13 +28,13 @@ def servers(cluster: AnyCluster) -> str:
 
 
 @pytest.fixture
-def admin(servers: str) -> TopicAdmin:
-    return KafkaClient(servers).topics
+def kafka(servers: str) -> KafkaClient:
+    return KafkaClient(servers)
 
 
 @pytest.fixture
-def topic(admin: TopicAdmin, topic_prefix: str) -> str:
-    admin.create_topics([TopicSpec(name=topic_prefix)])
+def topic(kafka: KafkaClient, topic_prefix: str) -> str:
+    kafka.topics.create_topics([TopicSpec(name=topic_prefix)])
     return topic_prefix
 
 
@@ -73,10 +73,10 @@ def test_any_buffer_is_a_batch(
 
 
 def test_megabytes_are_pipelined_to_several_topics_in_order(
-    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic_prefix: str
+    appender: TransactionalAppender, servers: str, kafka: KafkaClient, topic_prefix: str
 ) -> None:
     topics = [f"{topic_prefix}-{n}" for n in range(3)]
-    admin.create_topics(TopicSpec(name=name, config={"max.message.bytes": "2000000"}) for name in topics)
+    kafka.topics.create_topics(TopicSpec(name=name, config={"max.message.bytes": "2000000"}) for name in topics)
     filler = random.Random(1).randbytes(100_000)
     expected: dict[str, list[bytes]] = {name: [] for name in topics}
 
@@ -94,16 +94,16 @@ def test_megabytes_are_pipelined_to_several_topics_in_order(
 
 
 def test_many_topics_become_visible_together(
-    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic_prefix: str
+    appender: TransactionalAppender, servers: str, kafka: KafkaClient, topic_prefix: str
 ) -> None:
     topics = [f"{topic_prefix}-{n}" for n in range(60)]
-    admin.create_topics(TopicSpec(name=name) for name in topics)
+    kafka.topics.create_topics(TopicSpec(name=name) for name in topics)
     appender.append((name, batch_of([name.encode()])) for name in topics)
-    assert set(admin.end_offsets(topics, Isolation.READ_COMMITTED).values()) == {0}
+    assert set(kafka.offsets.end(topics, Isolation.READ_COMMITTED).values()) == {0}
     appender.commit()
     await_settled(servers, topics)
     # One record and one marker each.
-    assert set(admin.end_offsets(topics, Isolation.READ_COMMITTED).values()) == {2}
+    assert set(kafka.offsets.end(topics, Isolation.READ_COMMITTED).values()) == {2}
     assert read_values(servers, topics[-1]) == [topics[-1].encode()]
 
 
@@ -119,24 +119,24 @@ def test_an_open_transaction_is_invisible_and_ends_with_its_appender(opener: Ope
 
 
 def test_nothing_appended_is_committed_and_aborted_without_a_trace(
-    appender: TransactionalAppender, admin: TopicAdmin, topic: str
+    appender: TransactionalAppender, kafka: KafkaClient, topic: str
 ) -> None:
     assert appender.append([]) == []
     appender.commit()
     appender.abort()
     appender.commit()
     assert appender.state is AppenderState.READY
-    assert admin.end_offsets([topic]) == {topic: 0}
+    assert kafka.offsets.end([topic]) == {topic: 0}
 
 
-def test_batches_are_taken_lazily(appender: TransactionalAppender, admin: TopicAdmin, topic: str) -> None:
+def test_batches_are_taken_lazily(appender: TransactionalAppender, kafka: KafkaClient, topic: str) -> None:
     filler = bytes(300_000)
     ends = []
 
     def batches() -> Iterator[tuple[str, bytes]]:
         for n in range(40):
             if n % 10 == 9:
-                ends.append(admin.end_offsets([topic])[topic])
+                ends.append(kafka.offsets.end([topic])[topic])
             yield topic, batch_of([filler])
 
     appender.append(batches())
@@ -197,10 +197,10 @@ def test_a_batch_the_broker_finds_wrong_is_a_refusal(appender: TransactionalAppe
 
 
 def test_a_batch_over_the_topics_limit_is_a_refusal_of_the_whole_transaction(
-    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic: str, topic_prefix: str
+    appender: TransactionalAppender, servers: str, kafka: KafkaClient, topic: str, topic_prefix: str
 ) -> None:
     small = f"{topic_prefix}-small"
-    admin.create_topics([TopicSpec(name=small, config={"max.message.bytes": "1000"})])
+    kafka.topics.create_topics([TopicSpec(name=small, config={"max.message.bytes": "1000"})])
     with pytest.raises(AppendRefusedError) as refused:
         appender.append([(topic, batch_of([b"fits"])), (small, batch_of([bytes(1000)])), (topic, batch_of([b"too"]))])
     assert (refused.value.topic, refused.value.kafka_error) == (small, "MESSAGE_TOO_LARGE")
@@ -209,14 +209,14 @@ def test_a_batch_over_the_topics_limit_is_a_refusal_of_the_whole_transaction(
 
 
 def test_a_sealed_topic_refuses_and_the_transaction_can_be_aborted(
-    opener: Opener, servers: str, admin: TopicAdmin, topic: str, topic_prefix: str
+    opener: Opener, servers: str, kafka: KafkaClient, topic: str, topic_prefix: str
 ) -> None:
     sealed = f"{topic_prefix}-sealed"
-    admin.create_topics([TopicSpec(name=sealed)])
+    kafka.topics.create_topics([TopicSpec(name=sealed)])
     before = opener("-before")
     before.append([(sealed, batch_of([b"in time"]))])
     before.commit()
-    end = admin.seal([sealed])[sealed]
+    end = kafka.topics.seal([sealed])[sealed]
     appender = opener()
     with pytest.raises(AppendRefusedError) as refused:
         appender.append([(topic, batch_of([b"no"])), (sealed, batch_of([b"late"]))])
@@ -233,7 +233,7 @@ def test_a_sealed_topic_refuses_and_the_transaction_can_be_aborted(
 
 
 def test_an_unknown_topic_is_a_refusal_and_a_new_one_is_waited_for(
-    opener: Opener, servers: str, admin: TopicAdmin, topic_prefix: str
+    opener: Opener, servers: str, kafka: KafkaClient, topic_prefix: str
 ) -> None:
     hasty = opener("-hasty", unknown_topic_timeout_ms=200)
     with pytest.raises(AppendRefusedError) as refused:
@@ -246,7 +246,7 @@ def test_an_unknown_topic_is_a_refusal_and_a_new_one_is_waited_for(
     result: list[int] = []
     thread = threading.Thread(target=lambda: result.extend(patient.append([(topic_prefix, batch_of([b"yes"]))])))
     thread.start()
-    admin.create_topics([TopicSpec(name=topic_prefix)])
+    kafka.topics.create_topics([TopicSpec(name=topic_prefix)])
     thread.join(PATIENCE_S)
     assert result == [0]
     patient.commit()
@@ -254,13 +254,13 @@ def test_an_unknown_topic_is_a_refusal_and_a_new_one_is_waited_for(
 
 
 def test_a_topic_that_was_deleted_and_made_anew_is_found_again(
-    appender: TransactionalAppender, servers: str, admin: TopicAdmin, topic: str
+    appender: TransactionalAppender, servers: str, kafka: KafkaClient, topic: str
 ) -> None:
     appender.append([(topic, batch_of([b"old"]))])
     appender.commit()
     await_settled(servers, [topic])
-    admin.delete_topics([topic])
-    admin.create_topics([TopicSpec(name=topic)])
+    kafka.topics.delete_topics([topic])
+    kafka.topics.create_topics([TopicSpec(name=topic)])
     appender.append([(topic, batch_of([b"new"]))])
     appender.commit()
     assert read_values(servers, topic) == [b"new"]

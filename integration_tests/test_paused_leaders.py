@@ -102,9 +102,7 @@ def test_a_merge_that_outlasts_its_native_transaction_is_done_again_by_the_same_
         outcome = transaction.commit_async()
         until(lambda: is_stopped(first))
         segment = StreamName.parse(scene.stream).segment_topic(SegmentId.of(0, 0))
-        assert KafkaClient(scene.cluster.bootstrap_servers).topics.end_offsets([segment])[segment] > 0, (
-            "nothing was appended"
-        )
+        assert KafkaClient(scene.cluster.bootstrap_servers).offsets.end([segment])[segment] > 0, "nothing was appended"
         await_settled(scene.cluster.bootstrap_servers, [(segment, 0)])
         assert not outcome.done()
         os.kill(first.pid, signal.SIGCONT)

@@ -216,9 +216,7 @@ class Party:
     def snapshots(self) -> int:
         """How many records of snapshots were written."""
         return sum(
-            KafkaClient(self.cluster.bootstrap_servers)
-            .topics.end_offsets([snapshot_indexes_topic(self.scope)])
-            .values()
+            KafkaClient(self.cluster.bootstrap_servers).offsets.end([snapshot_indexes_topic(self.scope)]).values()
         )
 
 
@@ -465,8 +463,8 @@ def test_a_coordinator_says_what_only_a_newer_release_can_read(party: Party) -> 
         newer = known.value.replace(b'{"version": 1', b'{"version": 3', 1)
         assert newer != known.value
         session.set(node, newer)
-        buffer = KafkaClient(party.cluster.bootstrap_servers).topics
-        written = buffer.end_offsets([StreamName.parse(stream).buffer_topic()])
+        buffer = KafkaClient(party.cluster.bootstrap_servers).offsets
+        written = buffer.end([StreamName.parse(stream).buffer_topic()])
         party.start("two", HEAD)
         party.await_leader("two")
         fault = metadata.stream_fault(StreamName.parse(stream))
@@ -482,7 +480,7 @@ def test_a_coordinator_says_what_only_a_newer_release_can_read(party: Party) -> 
         assert after is not None
         assert after.value == newer
         assert session.exists(record)
-        assert buffer.end_offsets([StreamName.parse(stream).buffer_topic()]) == written
+        assert buffer.end([StreamName.parse(stream).buffer_topic()]) == written
         undecided = client.try_to("outcome", transaction)
         assert undecided["error"] == "coordinator-unavailable"
         assert "cannot be told while stream" in undecided["says"]

@@ -153,7 +153,9 @@ def _unavailable(topic: str, message: str) -> KafkaUnavailableError:
 _NONE: Final = -1
 
 
-P = TypeVar("P", str, Partition)
+PartitionLike = str | Partition
+"""Topic and partition, or the name of a topic for its first one."""
+P = TypeVar("P", str, Partition, PartitionLike)
 
 
 class LogOffsets:
@@ -170,10 +172,6 @@ class LogOffsets:
         self._clusters = clusters
         self._timeout_s = timeout_s
 
-    def close(self) -> None:
-        """Close the connections; the next request opens others."""
-        self._clusters.close()
-
     def present(self, topics: Iterable[str]) -> list[str]:
         """Return those of the topics that exist and may be described, by what one broker knows at the moment."""
         wanted = list(topics)
@@ -187,7 +185,9 @@ class LogOffsets:
         """Return the offset of the first record that was not deleted."""
         return self._ask(places, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset", timeout_s)
 
-    def end(self, places: Iterable[P], isolation: Isolation, *, timeout_s: float | None = None) -> dict[P, int]:
+    def end(
+        self, places: Iterable[P], isolation: Isolation = Isolation.READ_UNCOMMITTED, *, timeout_s: float | None = None
+    ) -> dict[P, int]:
         """Return the high watermark, or the last stable offset for ``READ_COMMITTED``."""
         return self._ask(places, LATEST, isolation, "read the end", timeout_s)
 
@@ -213,14 +213,15 @@ class LogOffsets:
     def _ask(
         self, places: Iterable[P], timestamp: int, isolation: Isolation, doing: str, timeout_s: float | None
     ) -> dict[P, int]:
-        keys = {_address(place): place for place in places}
+        keys = {address_of(place): place for place in places}
         deadline = Deadline(patience_s(self._timeout_s if timeout_s is None else timeout_s))
         with self._clusters.borrow(deadline) as cluster:
             found = list_offsets(cluster, keys, timestamp, isolation, doing, deadline)
         return {keys[partition]: offset for partition, offset in found.items()}
 
 
-def _address(place: str | Partition) -> Partition:
+def address_of(place: PartitionLike) -> Partition:
+    """Return the topic and partition that are meant."""
     return (place, 0) if isinstance(place, str) else place
 
 

@@ -44,8 +44,8 @@ from rollbridge.base.deadlines import Backoff, Deadline, Patience, patience_s
 from rollbridge.errors import ConflictError, KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import is_definite, refusal
-from rollbridge.kafka.metadata import Broker, Cluster, Clusters, CodeError, Isolation, LeaderQuestion, ask_leaders
-from rollbridge.kafka.offsets import EARLIEST, LATEST, list_offsets
+from rollbridge.kafka.metadata import Broker, Cluster, Clusters, CodeError, LeaderQuestion, ask_leaders
+from rollbridge.kafka.offsets import P, PartitionLike, address_of
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
 from rollbridge.stream.names import Partition
 
@@ -414,13 +414,7 @@ def _left(deadline: Deadline) -> i32Timedelta:
     return i32Timedelta.parse(timedelta(milliseconds=max(1, int(deadline.left() * 900))))
 
 
-__all__ = ["PartitionLike", "TopicAdmin", "TopicSpec"]
-
 K = TypeVar("K")
-
-# A topic or, where it has several partitions, one of them; a bare name means partition 0.
-PartitionLike = str | Partition
-P = TypeVar("P", str, Partition, PartitionLike)
 
 _POLL_FIRST_S: Final = 0.01
 _POLL_MAX_S: Final = 0.1
@@ -442,10 +436,6 @@ class TopicAdmin:
     def __init__(self, clusters: Clusters, timeout_s: float) -> None:
         self._clusters = clusters
         self._timeout_s = timeout_s
-
-    def close(self) -> None:
-        """Close the connections; the next call opens others."""
-        self._clusters.close()
 
     def within(self, timeout_s: float) -> TopicAdmin:
         """Return the same with another time-out."""
@@ -619,24 +609,6 @@ class TopicAdmin:
                 found[name] = _listed(differences) if differences else "none of its brokers is there"
         return found
 
-    def end_offsets(
-        self, topics: Iterable[PartitionLike], isolation: Isolation = Isolation.READ_UNCOMMITTED
-    ) -> dict[PartitionLike, int]:
-        """Return the high watermark of each partition, or its last stable offset for ``READ_COMMITTED``.
-
-        Raises:
-            NotFoundError: A topic does not exist.
-        """
-        return self._offsets(topics, LATEST, isolation, "read the end")
-
-    def start_offsets(self, topics: Iterable[PartitionLike]) -> dict[PartitionLike, int]:
-        """Return the offset of the first record of each partition that has not been deleted.
-
-        Raises:
-            NotFoundError: A topic does not exist.
-        """
-        return self._offsets(topics, EARLIEST, Isolation.READ_UNCOMMITTED, "read the first offset")
-
     def delete_records(self, before: Mapping[PartitionLike, int]) -> dict[PartitionLike, int]:
         """Delete the records below the given offsets; return the new first offsets, at least those asked for.
 
@@ -644,7 +616,7 @@ class TopicAdmin:
             NotFoundError: A topic does not exist.
             InvalidRequestError: An offset is beyond the high watermark.
         """
-        keys = {_address(partition): partition for partition in before}
+        keys = {address_of(partition): partition for partition in before}
         if not keys:
             return {}
         deadline = self._deadline()
@@ -681,7 +653,7 @@ class TopicAdmin:
             TopicNotFoundError: A topic does not exist.
             InvalidRequestError: A topic has more partitions than were given; nothing was sealed.
         """
-        keys = {_address(partition): partition for partition in topics}
+        keys = {address_of(partition): partition for partition in topics}
         if not keys:
             return {}
 
@@ -697,15 +669,6 @@ class TopicAdmin:
         """Return the existing topics that are closed to writers, which is the first step of sealing."""
         described = self.describe(topics)
         return frozenset(name for name, topic in described.items() if SEALED.items() <= topic.config.items())
-
-    def _offsets(
-        self, topics: Iterable[PartitionLike], timestamp: int, isolation: Isolation, doing: str
-    ) -> dict[PartitionLike, int]:
-        keys = {_address(partition): partition for partition in topics}
-        deadline = self._deadline()
-        with self._cluster(deadline) as cluster:
-            found = list_offsets(cluster, keys, timestamp, isolation, doing, deadline)
-        return {keys[place]: offset for place, offset in found.items()}
 
     def _deadline(self) -> Deadline:
         return Deadline(patience_s(self._timeout_s))
@@ -843,7 +806,3 @@ def _differences(spec: TopicSpec, actual: TopicDescription) -> dict[str, tuple[s
 
 def _listed(differences: Mapping[str, tuple[str, str]]) -> str:
     return ", ".join(f"{key} is {has}, not {want}" for key, (want, has) in sorted(differences.items()))
-
-
-def _address(partition: PartitionLike) -> tuple[str, int]:
-    return (partition, 0) if isinstance(partition, str) else partition
