@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from rollbridge.base.arguments import checked
+from rollbridge.base.closing import Closing
 from rollbridge.base.deadlines import Deadline, Timeout, answers_within
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import uptime_s
@@ -31,7 +31,7 @@ _PLANS_MAX: Final = 4
 
 
 @checked()
-class BaseClient(Resuming):
+class BaseClient(Resuming, Closing):
     """Operations on transactions under one name."""
 
     __slots__ = ("_client_context", "_planner", "_resumer", "_runtime", "_sessions")
@@ -214,14 +214,6 @@ class Client(BaseClient):
             return
         self._closed = True
         self._release(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Client {self._name}{' (closed)' if self._closed else ''}>"

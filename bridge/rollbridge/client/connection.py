@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 from weakref import WeakMethod, WeakSet, finalize
 
 from rollbridge.base.arguments import checked, checked_call, renamed
@@ -672,14 +671,6 @@ class Bridge(BaseClient):
         for completion in list(self._outcomes.waiting.values()):
             if not completion.closed:
                 logger.warning("transaction.left_open txn=%s", completion.transaction)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Bridge {self.client_name} to {self.settings.bootstrap_servers}>"

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import Enum
 from math import inf
-from types import TracebackType
-from typing import Final, Self, TypedDict, assert_never
+from typing import Final, TypedDict, assert_never
 
 from kio.schema.errors import ErrorCode
 
+from rollbridge.base.closing import Closing
 from rollbridge.base.deadlines import Deadline
 from rollbridge.errors import ConfigError, FencedError, InvalidTransitionError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
@@ -200,7 +200,7 @@ class AppenderTimeouts(TypedDict, total=False):
     locked_timeout_ms: int | None
 
 
-class TransactionalAppender:
+class TransactionalAppender(Closing):
     """Native transactions of one transactional id, one at a time. Not thread-safe.
 
     Take the id with :meth:`init`, then repeat: ``append()`` any number of times, ``commit()`` or ``abort()``. Several
@@ -256,14 +256,6 @@ class TransactionalAppender:
 
     def __repr__(self) -> str:
         return f"<TransactionalAppender {self.transactional_id}, {self._state.value}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def state(self) -> AppenderState:

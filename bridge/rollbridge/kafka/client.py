@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from types import TracebackType
 from typing import Final, Protocol, Self, Unpack
 
+from rollbridge.base.closing import Closing
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka.appender import AppenderTimeouts, TransactionalAppender
 from rollbridge.kafka.fetch import FETCH_BYTES, LogReader
@@ -34,7 +34,7 @@ class Address(Protocol):
     def client_name(self) -> str: ...
 
 
-class KafkaClient:
+class KafkaClient(Closing):
     """Connections to one Kafka cluster under one identity. Thread-safe.
 
     Attributes:
@@ -85,14 +85,6 @@ class KafkaClient:
 
     def __repr__(self) -> str:
         return f"<KafkaClient {self._client_id} of {self.bootstrap_servers}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the idle connections; the next request opens others."""

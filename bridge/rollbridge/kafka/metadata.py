@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from itertools import count
-from types import TracebackType
-from typing import Final, Generic, NamedTuple, Self, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
 from kio.schema.errors import ErrorCode
@@ -33,6 +32,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8
 from kio.static.protocol import Payload
 
+from rollbridge.base.closing import Closing
 from rollbridge.base.deadlines import Backoff, Deadline, Patience
 from rollbridge.base.errors import PortableError
 from rollbridge.base.forks import hold, is_gone
@@ -180,7 +180,7 @@ class MetadataCache:
         return True
 
 
-class Cluster:
+class Cluster(Closing):
     """Brokers of one cluster as seen by one client. Not thread-safe.
 
     A broker that could not be reached is dialled again only after a back-off of up to a second; until then it counts as
@@ -220,14 +220,6 @@ class Cluster:
         self._dialling: dict[Broker, _Dialling] = {}
         self.deadline: Deadline | None = None
         """Bound of all connecting and waiting at present; see :meth:`within`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def lend(self, connect_timeout_s: float, request_timeout_s: float) -> None:
         """Begin with another user: a broker that the one before could not reach is dialled at once."""
