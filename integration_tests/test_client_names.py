@@ -90,7 +90,7 @@ def test_a_held_commit_of_one_name_holds_up_no_other(client: rollbridge.Bridge, 
     held, later = slow.begin(ledger), slow.begin(ledger)
     write(later, ledger, "later")
     number = slow._runtime.commits.of(group_of(ledger), held._writing.plan.begin.client_epoch)
-    number.ask(held)  # its frame is never sent
+    number.ask(held._writing)  # its frame is never sent
     waiting = later.commit_async()
     other = quick.begin(ledger)
     write(other, ledger, "other")

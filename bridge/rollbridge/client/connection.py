@@ -420,7 +420,10 @@ class Bridge(BaseClient):
         self._check_open()
         check_client_name(client_name)
         with self._shared_lock:
-            found = self._shared.pop((client_name, session), None) or self._new_shared(client_name, session)
+            found = self._shared.pop((client_name, session), None)
+            if found is None:
+                sessions = self._client_context.sessions(client_name, self._housekeeper.poke, session)
+                found = SharedClient(client_name, self._client_context, sessions)
             self._shared[client_name, session] = found
             while len(self._shared) > _SHARED_MAX:
                 del self._shared[next(iter(self._shared))]
@@ -674,22 +677,6 @@ class Bridge(BaseClient):
 
     def __repr__(self) -> str:
         return f"<Bridge {self.client_name} to {self.settings.bootstrap_servers}>"
-
-    def _new_shared(self, client_name: str, session: str) -> SharedClient:
-        client_context = self._client_context
-        sessions = client_context.sessions(client_name, self._housekeeper.poke, session)
-        runtime = client_context.runtime_of_client()
-        return SharedClient(
-            client_name,
-            self._metadata,
-            self._catalog,
-            runtime,
-            sessions,
-            client_context.planner(client_name, sessions),
-            self._counters,
-            client_context.resumer(client_name, sessions, runtime),
-            self.options.connect_timeout_s,
-        )
 
     def _look_at_shared(self) -> None:
         for client in list(self._shared.values()):

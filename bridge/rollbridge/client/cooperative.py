@@ -20,12 +20,11 @@ from rollbridge.base.deadlines import Deadline, Timeout, answers_within, as_seco
 from rollbridge.base.ids import OWNER_PART, TransactionId
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
 from rollbridge.buffer.table import State
-from rollbridge.client.identity import GroupCounters
-from rollbridge.client.recovery import Resumer
+from rollbridge.client.recovery import ClientContext
 from rollbridge.client.results import CommitResult, PartHandle
 from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.transaction import Part, Transaction
-from rollbridge.client.writing import BeginPlan, OwnerWriting, Planner, TransactionContext, Writing
+from rollbridge.client.writing import BeginPlan, OwnerWriting, Writing
 from rollbridge.errors import (
     ClientFencedError,
     ConflictError,
@@ -40,7 +39,6 @@ from rollbridge.errors import (
     UnknownWriteError,
 )
 from rollbridge.metadata import paths
-from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.client_sessions import (
     SERIES_BYTES,
     SERIES_KEPT_MS,
@@ -55,7 +53,6 @@ from rollbridge.metadata.client_sessions import (
     label_of,
 )
 from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
-from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import GroupName
 
 
@@ -125,27 +122,16 @@ class SharedClient:
     Safe to use from several threads.
     """
 
-    def __init__(
-        self,
-        client_name: str,
-        metadata: Metadata,
-        catalog: Catalog,
-        runtime: TransactionContext,
-        sessions: ClientSessions,
-        planner: Planner,
-        counters: GroupCounters,
-        resumer: Resumer,
-        connect_timeout_s: float,
-    ) -> None:
+    def __init__(self, client_name: str, context: ClientContext, sessions: ClientSessions) -> None:
         self._client_name = client_name
-        self._metadata = metadata
-        self._catalog = catalog
-        self._runtime = runtime
+        self._metadata = context.metadata
+        self._runtime = runtime = context.runtime_of_client()
+        self._catalog = runtime.catalog
         self._sessions = sessions
-        self._planner = planner
-        self._counters = counters
-        self._resumer = resumer
-        self._connect_timeout_s = connect_timeout_s
+        self._planner = context.planner(client_name, sessions)
+        self._counters = context.counters
+        self._resumer = context.resumer(client_name, sessions, runtime)
+        self._connect_timeout_s = context.options.connect_timeout_s
 
     def cooperative(
         self,

@@ -38,6 +38,7 @@ from rollbridge.client.outcomes import (
     named,
     outcome_of,
     over,
+    public_fields,
 )
 from rollbridge.client.results import CommitResult, Piece, Savepoint
 from rollbridge.client.savepoints import SavepointLog, records_by_stream, savepoint_of
@@ -58,7 +59,6 @@ from rollbridge.errors import (
     UnknownWriteError,
 )
 from rollbridge.metadata import paths
-from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.client_sessions import ClientSession
 from rollbridge.metadata.requests import AdminRequest, RequestKind
 from rollbridge.metadata.store import Metadata
@@ -86,15 +86,7 @@ def arrived_of(
     group, item = known
     is_open = item.state is State.OPEN
     return ArrivedTransaction(
-        transaction=item.id,
-        group=group,
-        state=item.state,
-        client_name=item.client_name,
-        label=item.label,
-        position=None if item.position < 0 else item.position,
-        records=item.records,
-        since_ms=item.decided_ms,
-        reason=item.reason,
+        **public_fields(group, item),
         bytes=0 if arrived is None else arrived.bytes,
         streams=records_by_stream(tuple(item.streams), _pieces_of(item)),
         lease_ends_ms=item.decided_ms + item.lease_ms if is_open else 0,
@@ -468,14 +460,13 @@ class Resumer:
         client_name: str,
         options: ClientOptions,
         metadata: Metadata,
-        catalog: Catalog,
         runtime: TransactionContext,
         sessions: ClientSessions,
     ) -> None:
         self._client_name = client_name
         self._options = options
         self._metadata = metadata
-        self._catalog = catalog
+        self._catalog = runtime.catalog
         self._runtime = runtime
         self._sessions = sessions
         self._inquiry = OutcomeClient(metadata, client_name)
@@ -496,8 +487,8 @@ class Resumer:
         """See :meth:`Resuming.outcome`."""
         if (transaction is None) == (label is None):
             raise InvalidRequestError("ask for the outcome of a transaction id or of a label, and not of both")
-        timeout_s = as_seconds(timeout, self._options.commit_timeout_s)
-        where = GroupName.parse(group) if isinstance(group, str) else group
+        timeout_s = self.seconds(timeout)
+        where = GroupName.of_any(group)
         if label is not None:
             client = client or self._client_name
             return outcome_of(*self._inquiry.labelled(label, client, timeout_s, group=where))
@@ -509,13 +500,13 @@ class Resumer:
         self, transaction: TransactionId | str, group: str | GroupName | None, timeout: Timeout
     ) -> TransactionStory:
         """See :meth:`Resuming.story`."""
-        where = GroupName.parse(group) if isinstance(group, str) else group
+        where = GroupName.of_any(group)
         return self._inquiry.story(TransactionId.of_any(transaction), self.seconds(timeout), group=where)
 
     def unfinished(self, group: str | GroupName | None, timeout: Timeout) -> OpenTransactions:
         """See :meth:`Resuming.unfinished`."""
-        timeout_s = as_seconds(timeout, self._options.commit_timeout_s)
-        where = GroupName.parse(group) if isinstance(group, str) else group
+        timeout_s = self.seconds(timeout)
+        where = GroupName.of_any(group)
         deadline = Deadline(timeout_s)
         groups = self._sessions.places(self._inquiry.groups(where))
         left, unanswered = self._sessions.take_over(groups, timeout_s)
@@ -537,7 +528,7 @@ class Resumer:
         Raises:
             NotFoundError: there is no such group, or no coordinator has ever served the ZooKeeper path.
         """
-        found = self._inquiry.groups(GroupName.parse(group) if isinstance(group, str) else group)
+        found = self._inquiry.groups(GroupName.of_any(group))
         return self._sessions.places(found) if group is None else found
 
     def arrived(self, transaction: TransactionId, timeout_s: float) -> ArrivedTransaction:
@@ -574,7 +565,7 @@ class Resumer:
         ``check`` may raise an error before anything is changed, having seen what is taken over.
         """
         identifier = TransactionId.of_any(transaction)
-        deadline = Deadline(as_seconds(timeout, self._options.commit_timeout_s))
+        deadline = Deadline(self.seconds(timeout))
         self._sessions.check()
         self._sessions.left = {}
         group, known = self._inquiry.transaction(identifier, deadline.left(), client=client)
@@ -788,4 +779,4 @@ class ClientContext:
 
     def resumer(self, name: str, sessions: ClientSessions, runtime: TransactionContext) -> Resumer:
         """Return what handles transactions that a client did not begin."""
-        return Resumer(name, self.options, self.metadata, runtime.catalog, runtime, sessions)
+        return Resumer(name, self.options, self.metadata, runtime, sessions)
