@@ -16,7 +16,7 @@ from rollbridge.base.closing import Closing
 from rollbridge.base.deadlines import Deadline, Timeout, answers_within
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import uptime_s
-from rollbridge.client.recovery import ClientContext, Resumer, Resuming
+from rollbridge.client.recovery import ClientContext, Resumer
 from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.transaction import Transaction
 from rollbridge.client.writing import OwnerWriting, Planner, TransactionContext
@@ -31,16 +31,12 @@ _PLANS_MAX: Final = 4
 
 
 @checked()
-class BaseClient(Resuming, Closing):
+class BaseClient(Resumer, Closing):
     """Operations on transactions under one name."""
 
-    __slots__ = ("_client_context", "_planner", "_resumer", "_runtime", "_sessions")
+    __slots__ = ("_planner",)
 
-    _client_context: ClientContext
-    _sessions: ClientSessions
-    _runtime: TransactionContext
     _planner: Planner
-    _resumer: Resumer
 
     def _use(
         self,
@@ -51,11 +47,8 @@ class BaseClient(Resuming, Closing):
         *plans_max: int,
     ) -> None:
         """Set up; called once."""
-        self._client_context = client_context
-        self._sessions = sessions
-        self._runtime = runtime
+        Resumer.__init__(self, name, client_context, sessions, runtime)
         self._planner = client_context.planner(name, sessions, *plans_max)
-        self._resumer = client_context.resumer(name, sessions, runtime)
 
     @property
     @abstractmethod
@@ -143,19 +136,15 @@ class BaseClient(Resuming, Closing):
                 over all the same.
             ZooKeeperUnavailableError.
         """
-        resumer = self._resumer_if_open()
+        self._check_open()
         if not self._sessions.is_named:
             raise InvalidRequestError(
                 f"client {self.client_name} was given no name, so it has no sessions; connect with a client_name, or "
                 "use b.client(name)"
             )
-        deadline = Deadline(resumer.seconds(timeout))
+        deadline = Deadline(self._seconds(timeout))
         with answers_within(deadline.left()):
-            return max((resumer.begin_anew(item, deadline.left()) for item in resumer.places(group)), default=0)
-
-    def _resumer_if_open(self) -> Resumer:
-        self._check_open()
-        return self._resumer
+            return max((self._begin_anew(item, deadline.left()) for item in self._places(group)), default=0)
 
 
 @checked()
@@ -293,7 +282,7 @@ class FenceMonitor:
                 self._fenced[name] = client
                 return
             try:
-                client._resumer.look_at_sessions()
+                client._look_at_sessions()
             except RollbridgeError:
                 self._fenced[name] = client
                 raise

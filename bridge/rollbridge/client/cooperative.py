@@ -20,7 +20,8 @@ from rollbridge.base.deadlines import Deadline, Timeout, answers_within, as_seco
 from rollbridge.base.ids import OWNER_PART, TransactionId
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
 from rollbridge.buffer.table import State
-from rollbridge.client.recovery import ClientContext
+from rollbridge.client.outcomes import Outcome
+from rollbridge.client.recovery import ClientContext, Resumer
 from rollbridge.client.results import CommitResult, PartHandle
 from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.transaction import Part, Transaction
@@ -130,7 +131,7 @@ class SharedClient:
         self._sessions = sessions
         self._planner = context.planner(client_name, sessions)
         self._counters = context.counters
-        self._resumer = context.resumer(client_name, sessions, runtime)
+        self._resumer = Resumer(client_name, context, sessions, runtime)
         self._connect_timeout_s = context.options.connect_timeout_s
 
     def cooperative(
@@ -337,7 +338,7 @@ class SharedClient:
             if session.work.state is CooperativeState.ABORTED:
                 return True
         try:
-            state = self._resumer.outcome(ticket.transaction, None, self._client_name, ticket.group, timeout_s).state
+            state = self._outcome(ticket.transaction, ticket.group, timeout_s).state
             if state is State.OPEN:
                 self._ending(ticket).abort(reason, patience_s(timeout_s))
         except TransactionCommittedError:
@@ -449,16 +450,19 @@ class SharedClient:
     def _committed_before(self, group: GroupName, series: str, number: int, deadline: Deadline) -> TransactionId | None:
         """Return the committed transaction of a number written by an older version, if the leader remembers it."""
         try:
-            outcome = self._resumer.outcome(None, label_of(series, number), self._client_name, group, deadline.left())
+            outcome = self._resumer.outcome(label=label_of(series, number), group=group, timeout=deadline.left())
         except TransactionNotFoundError:
             return None
         except (OutcomeExpiredError, TransactionPreserverClosedError) as fault:
             raise _forgotten(self._client_name, series, str(fault)) from fault
         return outcome.transaction if outcome.committed else None
 
+    def _outcome(self, transaction: TransactionId, group: GroupName, timeout_s: float) -> Outcome:
+        return self._resumer.outcome(transaction, client=self._client_name, group=group, timeout=timeout_s)
+
     def look(self) -> None:
         """Release waiters whose requests a newer session has fenced; called on the housekeeping thread."""
-        self._resumer.look_at_sessions()
+        self._resumer._look_at_sessions()
 
     def _new_work(self, plan: BeginPlan, series: str, number: int, *, once: bool) -> CooperativeWork:
         begin = plan.begin
@@ -494,7 +498,7 @@ class SharedClient:
         while True:
             left_s = deadline.left()
             try:
-                outcome = self._resumer.outcome(work.transaction, None, self._client_name, group, left_s)
+                outcome = self._outcome(work.transaction, group, left_s)
             except TransactionNotFoundError:
                 if fenced:
                     return CooperativeState.ABORTED  # never begun, and refused from now on

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -264,18 +263,27 @@ _MISSED_AGAIN_S: Final = 15.0
 
 
 @checked()
-class Resuming(ABC):
-    """Operations of a client on transactions that it did not begin."""
+class Resumer:
+    """Operations of a client on transactions that it did not begin. Safe to use from several threads."""
 
-    __slots__ = ()
+    __slots__ = ("_ask_again_s", "_client_context", "_inquiry", "_own_name", "_runtime", "_sessions")
 
-    @abstractmethod
-    def _resumer_if_open(self) -> Resumer:
-        """Return the resumer.
+    def __init__(
+        self, client_name: str, client_context: ClientContext, sessions: ClientSessions, runtime: TransactionContext
+    ) -> None:
+        self._own_name = client_name
+        self._client_context = client_context
+        self._runtime = runtime
+        self._sessions = sessions
+        self._inquiry = OutcomeClient(client_context.metadata, client_name)
+        self._ask_again_s = 0.0
 
-        Raises:
-            InvalidRequestError: the connection is closed.
-        """
+    def _check_open(self) -> None:
+        """Raise InvalidRequestError if the client or its connection is closed, or of a process that has forked."""
+
+    def _seconds(self, timeout: Timeout) -> float:
+        """Return a time-out in seconds; the connection's ``commit_timeout`` where none is given."""
+        return as_seconds(timeout, self._client_context.options.commit_timeout_s)
 
     def outcome(
         self,
@@ -308,9 +316,17 @@ class Resuming(ABC):
             CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
             InvalidRequestError: no id, and no label either; or both.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.outcome(transaction, label, client, group, timeout)
+        self._check_open()
+        timeout_s, where = self._seconds(timeout), GroupName.of_any(group)
+        if (transaction is None) == (label is None):
+            raise InvalidRequestError("ask for the outcome of a transaction id or of a label, and not of both")
+        with answers_within(timeout_s):
+            if label is not None:
+                client = client or self._own_name
+                return outcome_of(*self._inquiry.labelled(label, client, timeout_s, group=where))
+            assert transaction is not None
+            identifier = TransactionId.of_any(transaction)
+            return outcome_of(self._inquiry.transaction(identifier, timeout_s, group=where, client=client))
 
     def story(
         self, transaction: TransactionId | str, *, group: str | GroupName | None = None, timeout: Timeout = None
@@ -330,9 +346,10 @@ class Resuming(ABC):
             CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
             CorruptDataError: the leader is of an older version, which does not report events.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.story(transaction, group, timeout)
+        self._check_open()
+        timeout_s, where = self._seconds(timeout), GroupName.of_any(group)
+        with answers_within(timeout_s):
+            return self._inquiry.story(TransactionId.of_any(transaction), timeout_s, group=where)
 
     def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> OpenTransactions:
         """Return the open transactions of this client name, oldest first, at most 500 per group.
@@ -349,9 +366,23 @@ class Resuming(ABC):
             ClientFencedError: a newer session of this client name has begun.
             CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.unfinished(group, timeout)
+        self._check_open()
+        timeout_s = self._seconds(timeout)
+        deadline = Deadline(timeout_s)
+        with answers_within(timeout_s):
+            groups = self._sessions.places(self._inquiry.groups(GroupName.of_any(group)))
+            left, unanswered = self._sessions.take_over(groups, timeout_s)
+            known = [(name, item) for name in groups for item in left.get(name, ())]
+            unasked = [name for name in groups if name not in left and name not in unanswered]
+            if unasked:
+                found, silent = self._inquiry.unfinished(self._own_name, deadline.left(), unasked)
+                known += found
+                unanswered |= silent
+            if unanswered:
+                if len(unanswered) == len(groups):
+                    raise next(iter(unanswered.values()))
+                logger.warning("transactions.list_incomplete client=%s: %s", self._own_name, named(unanswered))
+            return OpenTransactions((outcome_of(item) for item in by_age(known)), unanswered)
 
     def resume(
         self, transaction: TransactionId | str, timeout: Timeout = None, *, client: str | None = None
@@ -372,9 +403,9 @@ class Resuming(ABC):
             ClientFencedError: a newer session of this client name has begun.
             CoordinatorUnavailableError, KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.resume(transaction, timeout, client)
+        self._check_open()
+        with answers_within(self._seconds(timeout)):
+            return self._resume(TransactionId.of_any(transaction), Deadline(self._seconds(timeout)), client)
 
     def arrived(self, transaction: TransactionId | str, timeout: Timeout = None) -> ArrivedTransaction:
         """Return what has arrived of a transaction of any client: what :meth:`commit_arrived` would make visible.
@@ -386,9 +417,14 @@ class Resuming(ABC):
             CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
             InvalidRequestError: its leader is of an older version, which does not tell.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.arrived(TransactionId.of_any(transaction), resumer.seconds(timeout))
+        self._check_open()
+        timeout_s = self._seconds(timeout)
+        with answers_within(timeout_s):
+            (group, known), arrived, held = self._inquiry.arrived(TransactionId.of_any(transaction), timeout_s)
+            node = self._client_context.metadata.session.get(paths.session(group, known.client_name))
+            session = None if node is None else ClientSession.from_json(node.value)
+            savepoint = None if held is None else savepoint_of(known.id, tuple(known.streams), held)
+            return arrived_of((group, known), arrived, session, savepoint)
 
     def commit_arrived(
         self,
@@ -417,12 +453,16 @@ class Resuming(ABC):
             TransactionAbortedError: nothing of it is visible.
             OutcomeUnknownError: no answer in time; ask again.
         """
-        resumer = self._resumer_if_open()
-        deadline = Deadline(resumer.seconds(timeout))
+        self._check_open()
+        identifier, deadline = TransactionId.of_any(transaction), Deadline(self._seconds(timeout))
+
+        def check(group: GroupName, known: KnownTransaction, held: HeldSavepoint | None) -> None:
+            holds = sum(held.pieces.values()) if at_savepoint and held is not None else known.records
+            check_records(identifier, group, holds, records)
+
         with answers_within(deadline.left()):
-            resumed = resumer.take_over_arrived(
-                TransactionId.of_any(transaction), records, deadline.left(), at_savepoint=at_savepoint
-            )
+            check_commit(self.arrived(identifier, deadline.left()), records, at_savepoint=at_savepoint)
+            resumed = self._resume(identifier, deadline, check=check)
         if at_savepoint and resumed.last_savepoint is not None:
             resumed.rollback_to(resumed.last_savepoint, deadline.left())
         return resumed.commit(timeout=deadline.left())
@@ -447,131 +487,48 @@ class Resuming(ABC):
             OutcomeUnknownError: no answer in time; ask again.
             CoordinatorUnavailableError, KafkaUnavailableError, ZooKeeperUnavailableError: likewise.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.extend(transaction, lease, timeout)
+        self._check_open()
+        value = encode_extend(extension_ms(lease, self._client_context.options.lease_max))
+        identifier, deadline = TransactionId.of_any(transaction), Deadline(self._seconds(timeout))
+        with answers_within(deadline.left()):
+            group, known = self._inquiry.transaction(identifier, deadline.left())
+            if known.state is not State.OPEN:
+                raise over(identifier)
+            config = self._runtime.catalog.view(next(iter(known.streams))).config
+            header = FrameHeader(FrameKind.EXTEND, identifier.bytes, ANYBODY).pack()
+            place = config.buffer_topic, buffer_partition(identifier, config.buffer_partitions)
+            answered = threading.Event()
+            faults: list[Undelivered] = []
 
+            def delivered(fault: Undelivered | None) -> None:
+                if fault is not None:
+                    faults.append(fault)
+                answered.set()
 
-class Resumer:
-    """Part of a connection that handles transactions begun elsewhere. Safe to use from several threads."""
+            self._runtime.sender.send(*place, header, value, delivered)
+            if not answered.wait(deadline.left()):
+                raise OutcomeUnknownError(
+                    f"whether the lease of transaction {identifier} was extended is not known: the brokers have not "
+                    "answered in time; ask again",
+                    transaction=str(identifier),
+                )
+            if faults:
+                raise faults[0].error("write an extension")
+            return self._inquiry.lease_end(group, identifier, deadline.left())
 
-    def __init__(
-        self,
-        client_name: str,
-        options: ClientOptions,
-        metadata: Metadata,
-        runtime: TransactionContext,
-        sessions: ClientSessions,
-    ) -> None:
-        self._client_name = client_name
-        self._options = options
-        self._metadata = metadata
-        self._catalog = runtime.catalog
-        self._runtime = runtime
-        self._sessions = sessions
-        self._inquiry = OutcomeClient(metadata, client_name)
-        self._ask_again_s = 0.0
-
-    def seconds(self, timeout: Timeout) -> float:
-        """Return a time-out in seconds; the connection's ``commit_timeout`` where none is given."""
-        return as_seconds(timeout, self._options.commit_timeout_s)
-
-    def outcome(
-        self,
-        transaction: TransactionId | str | None,
-        label: str | None,
-        client: str | None,
-        group: str | GroupName | None,
-        timeout: Timeout,
-    ) -> Outcome:
-        """See :meth:`Resuming.outcome`."""
-        if (transaction is None) == (label is None):
-            raise InvalidRequestError("ask for the outcome of a transaction id or of a label, and not of both")
-        timeout_s = self.seconds(timeout)
-        where = GroupName.of_any(group)
-        if label is not None:
-            client = client or self._client_name
-            return outcome_of(*self._inquiry.labelled(label, client, timeout_s, group=where))
-        assert transaction is not None
-        identifier = TransactionId.of_any(transaction)
-        return outcome_of(self._inquiry.transaction(identifier, timeout_s, group=where, client=client))
-
-    def story(
-        self, transaction: TransactionId | str, group: str | GroupName | None, timeout: Timeout
-    ) -> TransactionStory:
-        """See :meth:`Resuming.story`."""
-        where = GroupName.of_any(group)
-        return self._inquiry.story(TransactionId.of_any(transaction), self.seconds(timeout), group=where)
-
-    def unfinished(self, group: str | GroupName | None, timeout: Timeout) -> OpenTransactions:
-        """See :meth:`Resuming.unfinished`."""
-        timeout_s = self.seconds(timeout)
-        where = GroupName.of_any(group)
-        deadline = Deadline(timeout_s)
-        groups = self._sessions.places(self._inquiry.groups(where))
-        left, unanswered = self._sessions.take_over(groups, timeout_s)
-        known = [(name, item) for name in groups for item in left.get(name, ())]
-        unasked = [name for name in groups if name not in left and name not in unanswered]
-        if unasked:
-            found, silent = self._inquiry.unfinished(self._client_name, deadline.left(), unasked)
-            known += found
-            unanswered |= silent
-        if unanswered:
-            if len(unanswered) == len(groups):
-                raise next(iter(unanswered.values()))
-            logger.warning("transactions.list_incomplete client=%s: %s", self._client_name, named(unanswered))
-        return OpenTransactions((outcome_of(item) for item in by_age(known)), unanswered)
-
-    def places(self, group: str | GroupName | None) -> list[GroupName]:
-        """Return a group; or those, of all, in which there are sessions of this client.
-
-        Raises:
-            NotFoundError: there is no such group, or no coordinator has ever served the ZooKeeper path.
-        """
-        found = self._inquiry.groups(GroupName.of_any(group))
-        return self._sessions.places(found) if group is None else found
-
-    def arrived(self, transaction: TransactionId, timeout_s: float) -> ArrivedTransaction:
-        """See :meth:`Resuming.arrived`."""
-        (group, known), arrived, held = self._inquiry.arrived(transaction, timeout_s)
-        node = self._metadata.session.get(paths.session(group, known.client_name))
-        session = None if node is None else ClientSession.from_json(node.value)
-        savepoint = None if held is None else savepoint_of(known.id, tuple(known.streams), held)
-        return arrived_of((group, known), arrived, session, savepoint)
-
-    def take_over_arrived(
-        self, transaction: TransactionId, records: int | None, timeout_s: float, *, at_savepoint: bool = False
+    def _resume(
+        self, identifier: TransactionId, deadline: Deadline, client: str | None = None, check: Check | None = None
     ) -> ResumedTransaction:
-        """Take over a transaction that another client may commit; see :meth:`Resuming.commit_arrived`."""
-        deadline = Deadline(timeout_s)
-        check_commit(self.arrived(transaction, deadline.left()), records, at_savepoint=at_savepoint)
-
-        def check(group: GroupName, known: KnownTransaction, held: HeldSavepoint | None) -> None:
-            holds = sum(held.pieces.values()) if at_savepoint and held is not None else known.records
-            check_records(transaction, group, holds, records)
-
-        return self.resume(transaction, deadline.left(), check=check)
-
-    def resume(
-        self,
-        transaction: TransactionId | str,
-        timeout: Timeout,
-        client: str | None = None,
-        *,
-        check: Check | None = None,
-    ) -> ResumedTransaction:
-        """See :meth:`Resuming.resume`. Fences what this connection held of the transaction before.
+        """See :meth:`resume`. Fences what this connection held of the transaction before.
 
         ``check`` may raise an error before anything is changed, having seen what is taken over.
         """
-        identifier = TransactionId.of_any(transaction)
-        deadline = Deadline(self.seconds(timeout))
         self._sessions.check()
         self._sessions.left = {}
         group, known = self._inquiry.transaction(identifier, deadline.left(), client=client)
         if known.state is State.OPEN:
             epoch = self._sessions.epoch(group, deadline.left())
-            self._runtime.outcomes.follow(group, min(self._options.connect_timeout_s, deadline.left()))
+            self._runtime.outcomes.follow(group, min(self._client_context.options.connect_timeout_s, deadline.left()))
             self._inquiry.await_record(identifier, deadline)
             # Asked again now that no older session of this client is heard any more, and an outcome would be reported.
             (group, known), savepoint = self._inquiry.with_savepoint(
@@ -586,40 +543,19 @@ class Resumer:
                     (_, known), savepoint = self._inquiry.with_savepoint(identifier, deadline.left(), group=group)
                     resumed.look_again(known, savepoint)
                 return ResumedTransaction(resumed)
-        plan = BeginPlan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
+        plan = BeginPlan(group, BeginFrame(self._own_name, 0, known.label, 0, {}), (), self._runtime.catalog.generation)
         return ResumedTransaction(ResumedWriting(self._runtime, plan, settled(known), 0, known))
 
-    def extend(self, transaction: TransactionId | str, lease: Duration, timeout: Timeout) -> datetime:
-        """See :meth:`Resuming.extend`."""
-        value = encode_extend(extension_ms(lease, self._options.lease_max))
-        identifier = TransactionId.of_any(transaction)
-        deadline = Deadline(self.seconds(timeout))
-        group, known = self._inquiry.transaction(identifier, deadline.left())
-        if known.state is not State.OPEN:
-            raise over(identifier)
-        config = self._catalog.view(next(iter(known.streams))).config
-        header = FrameHeader(FrameKind.EXTEND, identifier.bytes, ANYBODY).pack()
-        place = config.buffer_topic, buffer_partition(identifier, config.buffer_partitions)
-        answered = threading.Event()
-        faults: list[Undelivered] = []
+    def _places(self, group: str | GroupName | None) -> list[GroupName]:
+        """Return a group; or those, of all, in which there are sessions of this client.
 
-        def delivered(fault: Undelivered | None) -> None:
-            if fault is not None:
-                faults.append(fault)
-            answered.set()
+        Raises:
+            NotFoundError: there is no such group, or no coordinator has ever served the ZooKeeper path.
+        """
+        found = self._inquiry.groups(GroupName.of_any(group))
+        return self._sessions.places(found) if group is None else found
 
-        self._runtime.sender.send(*place, header, value, delivered)
-        if not answered.wait(deadline.left()):
-            raise OutcomeUnknownError(
-                f"whether the lease of transaction {identifier} was extended is not known: the brokers have not "
-                "answered in time; ask again",
-                transaction=str(identifier),
-            )
-        if faults:
-            raise faults[0].error("write an extension")
-        return self._inquiry.lease_end(group, identifier, deadline.left())
-
-    def look_at_missed(self) -> None:
+    def _look_at_missed(self) -> None:
         """Ask for outcomes that are not in a commit log any more, or will never be.
 
         They were truncated before they were read here, a stream was deleted with what its leader had not read, or the
@@ -674,36 +610,36 @@ class Resumer:
                 kind=RequestKind.ABORT_TRANSACTION,
                 transaction=str(completion.transaction),
                 reason=completion.stranded,
-                client_name=self._client_name,
+                client_name=self._own_name,
                 created_ms=wall_ms(),
             )
-            self._metadata.ask(group, abort, _FENCED_ASK_S)
+            self._client_context.metadata.ask(group, abort, _FENCED_ASK_S)
 
-    def look_at_sessions(self) -> None:
+    def _look_at_sessions(self) -> None:
         """Fence the waiters whose requests will not be carried out any more because a newer session has begun."""
         sessions, waiting = self._sessions, self._runtime.outcomes.waiting
         sessions.look()
         if sessions.gone:
             for completion in list(waiting.values()):
-                if completion.held_by == self._client_name and completion.group in sessions.gone:
+                if completion.held_by == self._own_name and completion.group in sessions.gone:
                     sessions.is_over(completion.group, completion.epoch)
         if not sessions.fenced or not waiting:
             return
         for group, newest in list(self._sessions.fenced.items()):
             # The answer comes once nothing that was asked for in time is in flight: what is listed then is fenced.
-            left, unanswered = self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, [group])
+            left, unanswered = self._inquiry.unfinished(self._own_name, _FENCED_ASK_S, [group])
             if unanswered:
-                logger.info("session.takeover_unknown client=%s: %s", self._client_name, named(unanswered))
+                logger.info("session.takeover_unknown client=%s: %s", self._own_name, named(unanswered))
                 return
             self._let_go([item for _, item in left], newest)
 
-    def begin_anew(self, group: GroupName, timeout_s: float) -> int:
+    def _begin_anew(self, group: GroupName, timeout_s: float) -> int:
         """Begin another session of this client in a group, and fence what earlier ones have open here, too."""
         deadline = Deadline(timeout_s)
         epoch, left = self._sessions.begin_anew(group, deadline.left())
         if self._runtime.outcomes.waiting:
             if left is None:
-                found, unanswered = self._inquiry.unfinished(self._client_name, deadline.left(), [group])
+                found, unanswered = self._inquiry.unfinished(self._own_name, deadline.left(), [group])
                 for fault in unanswered.values():
                     raise fault
                 left = tuple(item for _, item in found)
@@ -719,7 +655,7 @@ class Resumer:
         waiting = self._runtime.outcomes.waiting
         for item in left:
             completion = waiting.get(item.id.bytes)
-            if completion is None or completion.epoch >= newest or completion.held_by not in (None, self._client_name):
+            if completion is None or completion.epoch >= newest or completion.held_by not in (None, self._own_name):
                 continue
             waiting.pop(item.id.bytes, None)
             completion.fence()
@@ -728,10 +664,10 @@ class Resumer:
         self, group: GroupName, known: KnownTransaction, epoch: int, savepoint: HeldSavepoint | None
     ) -> ResumedWriting:
         plan = self._plan(group, known, epoch)
-        part = self._metadata.claim_part(group, known.id)
+        part = self._client_context.metadata.claim_part(group, known.id)
         waiting = self._runtime.outcomes.waiting
         before = waiting.get(known.id.bytes)
-        completion = Completion(known.id.bytes, known.client_name, epoch, owner=self._client_name)
+        completion = Completion(known.id.bytes, known.client_name, epoch, owner=self._own_name)
         waiting[known.id.bytes] = completion
         try:
             resumed = ResumedWriting(self._runtime, plan, completion, part, known, savepoint)
@@ -746,9 +682,9 @@ class Resumer:
     def _plan(self, group: GroupName, known: KnownTransaction, epoch: int) -> BeginPlan:
         return BeginPlan(
             group=group,
-            begin=BeginFrame(self._client_name, epoch, known.label, known.lease_ms, known.streams, known.retain_ms),
-            routes=tuple(self._catalog.route(name, number) for name, number in known.streams.items()),
-            generation=self._catalog.generation,
+            begin=BeginFrame(self._own_name, epoch, known.label, known.lease_ms, known.streams, known.retain_ms),
+            routes=tuple(self._runtime.catalog.route(name, number) for name, number in known.streams.items()),
+            generation=self._runtime.catalog.generation,
         )
 
 
@@ -776,7 +712,3 @@ class ClientContext:
         return Planner(
             name, self.options, runtime.catalog, runtime.outcomes, sessions, self.metadata.lease_limit, *plans_max
         )
-
-    def resumer(self, name: str, sessions: ClientSessions, runtime: TransactionContext) -> Resumer:
-        """Return what handles transactions that a client did not begin."""
-        return Resumer(name, self.options, self.metadata, runtime, sessions)
