@@ -396,12 +396,8 @@ class Bridge(BaseClient):
     def _join(self, identifier: TransactionId, deadline: Deadline) -> Part:
         record = self._find(identifier, deadline)
         self._outcomes.follow(record.group, min(self.options.connect_timeout_s, max(deadline.left(), _JOINED_S)))
-        plan = BeginPlan(
-            group=record.group,
-            begin=BeginFrame(record.client_name, record.client_epoch, record.label, record.lease_ms, record.streams),
-            routes=tuple(self._catalog.route(name, epoch) for name, epoch in record.streams.items()),
-            generation=self._catalog.generation,
-        )
+        begin = BeginFrame(record.client_name, record.client_epoch, record.label, record.lease_ms, record.streams)
+        plan = BeginPlan.of(record.group, begin, self._catalog)
         completion = self._outcomes.completion(identifier, record.client_epoch)
         part = self._metadata.claim_part(record.group, identifier)
         return Part(Writing(self._runtime, plan, completion, part))

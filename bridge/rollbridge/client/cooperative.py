@@ -478,13 +478,8 @@ class SharedClient:
         )
 
     def _plan_of(self, group: GroupName, work: CooperativeWork) -> BeginPlan:
-        """Return the plan as it was at the begin of the transaction, even if the streams have been scaled since."""
-        return BeginPlan(
-            group=group,
-            begin=BeginFrame(self._client_name, work.epoch, work.label, work.lease_ms, work.streams, work.retain_ms),
-            routes=tuple(self._catalog.route(name, epoch) for name, epoch in work.streams.items()),
-            generation=self._catalog.generation,
-        )
+        begin = BeginFrame(self._client_name, work.epoch, work.label, work.lease_ms, work.streams, work.retain_ms)
+        return BeginPlan.of(group, begin, self._catalog)
 
     def _settle(self, group: GroupName, epoch: int, work: CooperativeWork, deadline: Deadline) -> CooperativeState:
         """Return the outcome of a transaction of an earlier session; abort it if it is open.

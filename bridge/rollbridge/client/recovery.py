@@ -543,7 +543,7 @@ class Resumer:
                     (_, known), savepoint = self._inquiry.with_savepoint(identifier, deadline.left(), group=group)
                     resumed.look_again(known, savepoint)
                 return ResumedTransaction(resumed)
-        plan = BeginPlan(group, BeginFrame(self._own_name, 0, known.label, 0, {}), (), self._runtime.catalog.generation)
+        plan = BeginPlan.of(group, BeginFrame(self._own_name, 0, known.label, 0, {}), self._runtime.catalog)
         return ResumedTransaction(ResumedWriting(self._runtime, plan, settled(known), 0, known))
 
     def _places(self, group: str | GroupName | None) -> list[GroupName]:
@@ -663,7 +663,8 @@ class Resumer:
     def _take_over(
         self, group: GroupName, known: KnownTransaction, epoch: int, savepoint: HeldSavepoint | None
     ) -> ResumedWriting:
-        plan = self._plan(group, known, epoch)
+        begin = BeginFrame(self._own_name, epoch, known.label, known.lease_ms, known.streams, known.retain_ms)
+        plan = BeginPlan.of(group, begin, self._runtime.catalog)
         part = self._client_context.metadata.claim_part(group, known.id)
         waiting = self._runtime.outcomes.waiting
         before = waiting.get(known.id.bytes)
@@ -678,14 +679,6 @@ class Resumer:
             if before is not None:
                 before.fence()
         return resumed
-
-    def _plan(self, group: GroupName, known: KnownTransaction, epoch: int) -> BeginPlan:
-        return BeginPlan(
-            group=group,
-            begin=BeginFrame(self._own_name, epoch, known.label, known.lease_ms, known.streams, known.retain_ms),
-            routes=tuple(self._runtime.catalog.route(name, number) for name, number in known.streams.items()),
-            generation=self._runtime.catalog.generation,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property, lru_cache, partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Self
 
 from rollbridge.base.deadlines import Deadline, Duration, Timeout, answers_within, as_timedelta
 from rollbridge.base.forks import GONE
@@ -105,7 +105,7 @@ _leases: Final = limited(logging.getLogger(f"{__name__}.leases"))
 
 @dataclass(frozen=True, slots=True)
 class TransactionContext:
-    """ClientContext of one connection."""
+    """Parts of a connection that its transactions use."""
 
     sender: FrameSender
     catalog: Catalog
@@ -146,6 +146,12 @@ class BeginPlan:
         object.__setattr__(
             self, "buffers", tuple((route.buffer_topic, route.buffer_partitions) for route in self.routes)
         )
+
+    @classmethod
+    def of(cls, group: GroupName, begin: BeginFrame, catalog: Catalog) -> Self:
+        """Return the plan as it was when a transaction began, even if its streams have been scaled since."""
+        routes = tuple(catalog.route(name, epoch) for name, epoch in begin.streams.items())
+        return cls(group, begin, routes, catalog.generation)
 
     @cached_property
     def id_prefix(self) -> int:
