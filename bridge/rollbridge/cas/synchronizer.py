@@ -16,7 +16,7 @@ from datetime import timedelta
 from typing import Final, Generic, TypeVar, cast
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.closing import Closing
+from rollbridge.base.closable import Closable
 from rollbridge.base.deadlines import Deadline, positive_seconds
 from rollbridge.base.forks import hold, is_gone
 from rollbridge.base.ids import SegmentId
@@ -266,7 +266,7 @@ T = TypeVar("T")
 
 
 @checked(leave=("expected",))
-class Synchronizer(Closing, Generic[S, U]):
+class Synchronizer(Closable, Generic[S, U]):
     """One state held by any number of processes, each of which may change it if it knows the newest version.
 
     The state is the initial state with the updates under the key applied in log order. An update is written on

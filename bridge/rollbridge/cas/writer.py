@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Final
 
 from rollbridge.base.arguments import as_headers, as_record, as_timestamp, checked
-from rollbridge.base.closing import Closing
+from rollbridge.base.closable import Closable
 from rollbridge.base.deadlines import Deadline, positive_seconds
 from rollbridge.base.effects import Steps
 from rollbridge.base.forks import check, hold, is_gone
@@ -41,7 +41,7 @@ PENDING_MAX: Final = 10_000
 
 
 @checked(leave=("expected",))
-class CasWriter(Closing):
+class CasWriter(Closable):
     """Writer to one stream under conditions. Safe to use from several threads; close it, or use a ``with`` block.
 
     Needs no coordinator, except to follow a scale. Conditions hold against all writers to the segments: other

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.closing import Closing
+from rollbridge.base.closable import Closable
 from rollbridge.base.deadlines import Deadline, Timeout, answers_within
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import uptime_s
@@ -31,7 +31,7 @@ _PLANS_MAX: Final = 4
 
 
 @checked()
-class BaseClient(Resumer, Closing):
+class BaseClient(Resumer, Closable):
     """Operations on transactions under one name."""
 
     __slots__ = ("_planner",)

@@ -29,7 +29,7 @@ from itertools import chain
 from typing import Final, Literal, assert_never
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.closing import Closing
+from rollbridge.base.closable import Closable
 from rollbridge.base.deadlines import BackgroundCall, Deadline, answers_within
 from rollbridge.base.forks import hold
 from rollbridge.base.ids import SegmentId
@@ -201,7 +201,7 @@ _IDLE_POLL_S: Final = 0.25
 
 
 @checked()
-class Reader(Closing):
+class Reader(Closable):
     """Reader of a stream, all its segments, in the order of their epochs; ``b.reader(...)``. Not thread-safe.
 
     Iterate over it, or take records with :meth:`poll` and :meth:`consume`. Use it in a ``with`` block, or close it.

@@ -23,7 +23,7 @@ from typing import Final
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.closing import Closing
+from rollbridge.base.closable import Closable
 from rollbridge.base.deadlines import Backoff, Deadline
 from rollbridge.base.forks import hold
 from rollbridge.base.ids import SegmentId, TransactionId
@@ -137,7 +137,7 @@ class CommittedTransaction:
 
 
 @checked()
-class TransactionReader(Closing):
+class TransactionReader(Closable):
     """Reader of a group's committed transactions in their order; ``b.transactions(...)``. Not thread-safe."""
 
     def __init__(

@@ -19,7 +19,7 @@ from typing import Final, TypedDict, assert_never
 
 from kio.schema.errors import ErrorCode
 
-from rollbridge.base.closing import Closing
+from rollbridge.base.closable import Closable
 from rollbridge.base.deadlines import Deadline
 from rollbridge.errors import ConfigError, FencedError, InvalidTransitionError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
@@ -200,7 +200,7 @@ class AppenderTimeouts(TypedDict, total=False):
     locked_timeout_ms: int | None
 
 
-class TransactionalAppender(Closing):
+class TransactionalAppender(Closable):
     """Native transactions of one transactional id, one at a time. Not thread-safe.
 
     Take the id with :meth:`init`, then repeat: ``append()`` any number of times, ``commit()`` or ``abort()``. Several

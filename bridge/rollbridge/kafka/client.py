@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, Protocol, Self, Unpack
 
-from rollbridge.base.closing import Closing
+from rollbridge.base.closable import Closable
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka.appender import AppenderTimeouts, TransactionalAppender
 from rollbridge.kafka.fetch import FETCH_BYTES, LogReader
@@ -34,7 +34,7 @@ class Address(Protocol):
     def client_name(self) -> str: ...
 
 
-class KafkaClient(Closing):
+class KafkaClient(Closable):
     """Connections to one Kafka cluster under one identity. Thread-safe.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Objects that are closed at the end of their ``with`` block. Pure."""
+"""Base of objects that are closed at the end of their ``with`` block. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from typing import Self
 
 
-class Closing(ABC):
+class Closable(ABC):
     """Object for a ``with`` block, whose end closes it."""
 
     __slots__ = ()
