@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from datetime import timedelta
 from itertools import islice
 from math import isnan
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Self, TypeVar
 
 from rollbridge.errors import InvalidRequestError, RollbridgeError
 
@@ -281,6 +281,22 @@ class LightFuture(ABC, Generic[T]):
     def cancelled(self) -> bool:
         """Return False."""
         return False
+
+
+class Closable(ABC):
+    """Object for a ``with`` block, whose end closes it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it; closing again does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 # Code of the application

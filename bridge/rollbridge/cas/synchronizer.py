@@ -16,8 +16,7 @@ from datetime import timedelta
 from typing import Final, Generic, TypeVar, cast
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.closable import Closable
-from rollbridge.base.deadlines import Deadline, positive_seconds
+from rollbridge.base.deadlines import Closable, Deadline, positive_seconds
 from rollbridge.base.forks import hold, is_gone
 from rollbridge.base.ids import SegmentId
 from rollbridge.base.sn import ANY, DLSN, EMPTY, SN, Token

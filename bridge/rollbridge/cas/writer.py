@@ -12,8 +12,7 @@ from datetime import timedelta
 from typing import Final
 
 from rollbridge.base.arguments import as_headers, as_record, as_timestamp, checked
-from rollbridge.base.closable import Closable
-from rollbridge.base.deadlines import Deadline, positive_seconds
+from rollbridge.base.deadlines import Closable, Deadline, positive_seconds
 from rollbridge.base.effects import Steps
 from rollbridge.base.forks import check, hold, is_gone
 from rollbridge.base.metrics import TransactionCounts, WriteEnd

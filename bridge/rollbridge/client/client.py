@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.closable import Closable
-from rollbridge.base.deadlines import Deadline, Timeout, answers_within
+from rollbridge.base.deadlines import Closable, Deadline, Timeout, answers_within
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import uptime_s
 from rollbridge.client.recovery import ClientContext, Resumer

@@ -29,8 +29,7 @@ from itertools import chain
 from typing import Final, Literal, assert_never
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.closable import Closable
-from rollbridge.base.deadlines import BackgroundCall, Deadline, answers_within
+from rollbridge.base.deadlines import BackgroundCall, Closable, Deadline, answers_within
 from rollbridge.base.forks import hold
 from rollbridge.base.ids import SegmentId
 from rollbridge.base.logs import limited

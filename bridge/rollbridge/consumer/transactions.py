@@ -23,8 +23,7 @@ from typing import Final
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.closable import Closable
-from rollbridge.base.deadlines import Backoff, Deadline
+from rollbridge.base.deadlines import Backoff, Closable, Deadline
 from rollbridge.base.forks import hold
 from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.base.logs import limited

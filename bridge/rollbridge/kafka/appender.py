@@ -19,8 +19,7 @@ from typing import Final, TypedDict, assert_never
 
 from kio.schema.errors import ErrorCode
 
-from rollbridge.base.closable import Closable
-from rollbridge.base.deadlines import Deadline
+from rollbridge.base.deadlines import Closable, Deadline
 from rollbridge.errors import ConfigError, FencedError, InvalidTransitionError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.dispatch import IN_FLIGHT_MAX

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, Protocol, Self, Unpack
 
-from rollbridge.base.closable import Closable
+from rollbridge.base.deadlines import Closable
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka.appender import AppenderTimeouts, TransactionalAppender
 from rollbridge.kafka.fetch import FETCH_BYTES, LogReader

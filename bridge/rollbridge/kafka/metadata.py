@@ -32,8 +32,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8
 from kio.static.protocol import Payload
 
-from rollbridge.base.closable import Closable
-from rollbridge.base.deadlines import Backoff, Deadline, Patience
+from rollbridge.base.deadlines import Backoff, Closable, Deadline, Patience
 from rollbridge.base.errors import PortableError
 from rollbridge.base.forks import hold, is_gone
 from rollbridge.base.security import Security
