@@ -120,9 +120,9 @@ def await_settled(
 ) -> None:
     """Return once no native transaction is open on any of the partitions."""
     places = list(partitions)
-    admin = KafkaClient(bootstrap_servers).topics
+    offsets = KafkaClient(bootstrap_servers).offsets
 
     def settled() -> bool:
-        return admin.end(places, Isolation.READ_COMMITTED) == admin.end(places)
+        return offsets.end(places, Isolation.READ_COMMITTED) == offsets.end(places)
 
     eventually(settled, f"no open transaction on {places}", timeout_s)

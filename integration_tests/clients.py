@@ -185,10 +185,10 @@ def read_committed(
 def await_markers(bootstrap_servers: str, places: Sequence[tuple[str, int]]) -> None:
     """Return when all that is there now is stable, or not soon: some tests want somebody's transaction to stay open."""
     deadline = time.monotonic() + MARKERS_S
-    with closing(KafkaClient(bootstrap_servers).topics) as admin:
-        ends = admin.end(places)
+    with KafkaClient(bootstrap_servers) as kafka:
+        ends = kafka.offsets.end(places)
         while time.monotonic() < deadline:
-            stable = admin.end(places, Isolation.READ_COMMITTED)
+            stable = kafka.offsets.end(places, Isolation.READ_COMMITTED)
             if all(stable[place] >= end for place, end in ends.items()):
                 return
 

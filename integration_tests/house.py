@@ -61,8 +61,9 @@ IDEAS: Final[Mapping[str, str]] = {
         KafkaClient Connection Clusters? ask_leaders LogReader Follower BrokerLink BatchFetcher TransactionalAppender
         Upstream Brokers BrokerWatch Pulse KafkaProbe (ConnectionLost|BrokerGone)Error""",
     "the client's transaction": r"""
-        Transaction RawTransaction Writing Part Part(Writer|Stream|Segment) Outbox ManifestRoom FrameLayout Completion
-        (Write|Commit|Abort|Savepoint)Future SavepointLog RequestedEnd (Joint|Cooperative)\w+ Resum(ed\w+|ing|er)
+        Transaction RawTransaction (Owner)?Writing RecordWriter Part Part(Writer|Stream|Segment) Outbox ManifestRoom
+        FrameLayout Completion
+        (Write|Commit|Abort|End|Savepoint)Future SavepointLog RequestedEnd (Joint|Cooperative)\w+ Resum(ed\w+|ing|er)
         Author TransactionWriter Runtime TransactionContext Machinery ClientContext BeginPlan Planner CommitsInFlight
         TransactionSpan""",
     "a savepoint": r"""

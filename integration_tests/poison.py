@@ -47,7 +47,7 @@ class Group:
         self.name = GroupName(scope)
         self.innocent = f"{scope}/innocent"
         client.admin.create_stream(self.innocent)
-        self.admin = KafkaClient(site.cluster.bootstrap_servers).topics
+        self.kafka = KafkaClient(site.cluster.bootstrap_servers)
         self._producer = Producer({"bootstrap.servers": site.cluster.bootstrap_servers, "message.max.bytes": 16 << 20})
         self.commit(self.innocent)
         self.fresh()
@@ -64,7 +64,7 @@ class Group:
     def close(self) -> None:
         """Drop the connections."""
         self.others.close()
-        self.admin.close()
+        self.kafka.close()
 
     def epoch(self) -> int:
         """The controller epoch: it is raised whenever a term begins."""

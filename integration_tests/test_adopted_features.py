@@ -114,7 +114,7 @@ def test_a_truncation_is_asked_for_by_the_topics_name(site: Site, client: rollbr
     with client.transaction(orders_topic) as transaction:
         transaction.write(orders_topic, KEYS[0], b"after")
     assert records_of(client, orders_topic) == [b"after"]
-    starts = KafkaClient(site.cluster.bootstrap_servers).topics.first(
+    starts = KafkaClient(site.cluster.bootstrap_servers).offsets.first(
         [(orders_topic, number) for number in range(PARTITIONS)]
     )
     assert any(starts.values())

@@ -85,9 +85,7 @@ def test_commits_to_a_topic_that_is_gone_end_as_aborted_and_say_why(
     eventually(lambda: fault_of(client, topic) == expected, "the leader has noticed")
     goes_on(client, ledger)
     config, history = client.admin.describe(topic).config, client.admin.history(topic)
-    assert not make_plan(KafkaClient(site.cluster.bootstrap_servers).topics, config, history).segments, (
-        "nothing to verify"
-    )
+    assert not make_plan(KafkaClient(site.cluster.bootstrap_servers), config, history).segments, "nothing to verify"
     with raises_code("stream-busy"):
         client.admin.release_topic(topic)
     refused = waiting.exception(PATIENCE_S)

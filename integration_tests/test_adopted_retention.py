@@ -126,9 +126,9 @@ def test_what_a_day_ago_was_written_stays_where_retention_counts_from_the_commit
                 for name in names:
                     for number in range(10):
                         txn.write(name, key=b"k", value=b"%d" % number, timestamp=yesterday_ms + number)
-        admin, places = KafkaClient(cluster.bootstrap_servers).topics, [(name, 0) for name in names]
-        eventually(lambda: admin.first(places)["swept", 0] >= 10, "Kafka has swept")
-        assert admin.first(places)["kept", 0] == 0
+        offsets, places = KafkaClient(cluster.bootstrap_servers).offsets, [(name, 0) for name in names]
+        eventually(lambda: offsets.first(places)["swept", 0] >= 10, "Kafka has swept")
+        assert offsets.first(places)["kept", 0] == 0
         times = [message.timestamp()[1] for message in read_committed(cluster.bootstrap_servers, ["kept"])]
     assert [later - times[0] for later in times] == list(range(10)), "as far from each other as they were"
     assert times[-1] > yesterday_ms + 23 * 3_600_000

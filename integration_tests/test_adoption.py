@@ -54,7 +54,7 @@ def test_a_consumer_by_a_pattern_gets_the_adopted_topic_and_no_frames(
     open_one.flush()
     with client.transaction(topic) as txn:
         txn.write(topic, KEYS[0], b"committed")
-    assert any(KafkaClient(site.cluster.bootstrap_servers).topics.end([config.buffer_topic]).values())
+    assert any(KafkaClient(site.cluster.bootstrap_servers).offsets.end([config.buffer_topic]).values())
     consumer = Consumer(
         {
             "bootstrap.servers": site.cluster.bootstrap_servers,

@@ -16,7 +16,7 @@ from rollbridge.kafka.appender import AppenderState, TransactionalAppender
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendRefusedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.group_offsets import METADATA_CHARACTERS_MAX, OffsetDetails, is_too_large
 
 Opener = Callable[..., TransactionalAppender]
@@ -28,13 +28,13 @@ def servers(cluster: AnyCluster) -> str:
 
 
 @pytest.fixture
-def admin(servers: str) -> TopicAdmin:
-    return KafkaClient(servers).topics
+def kafka(servers: str) -> KafkaClient:
+    return KafkaClient(servers)
 
 
 @pytest.fixture
-def topic(admin: TopicAdmin, topic_prefix: str) -> str:
-    admin.create_topics([TopicSpec(name=topic_prefix)])
+def topic(kafka: KafkaClient, topic_prefix: str) -> str:
+    kafka.topics.create_topics([TopicSpec(name=topic_prefix)])
     return topic_prefix
 
 
@@ -72,24 +72,24 @@ def test_an_open_transaction_is_invisible_and_ends_with_its_appender(opener: Ope
 
 
 def test_nothing_appended_is_committed_and_aborted_without_a_trace(
-    appender: TransactionalAppender, admin: TopicAdmin, topic: str
+    appender: TransactionalAppender, kafka: KafkaClient, topic: str
 ) -> None:
     assert appender.append([]) == []
     appender.commit()
     appender.abort()
     appender.commit()
     assert appender.state is AppenderState.READY
-    assert admin.end([topic]) == {topic: 0}
+    assert kafka.offsets.end([topic]) == {topic: 0}
 
 
-def test_batches_are_taken_lazily(appender: TransactionalAppender, admin: TopicAdmin, topic: str) -> None:
+def test_batches_are_taken_lazily(appender: TransactionalAppender, kafka: KafkaClient, topic: str) -> None:
     filler = bytes(300_000)
     ends = []
 
     def batches() -> Iterator[tuple[str, bytes]]:
         for n in range(40):
             if n % 10 == 9:
-                ends.append(admin.end([topic])[topic])
+                ends.append(kafka.offsets.end([topic])[topic])
             yield topic, batch_of([filler])
 
     appender.append(batches())
@@ -150,14 +150,14 @@ def test_a_batch_the_broker_finds_wrong_is_a_refusal(appender: TransactionalAppe
 
 
 def test_a_sealed_topic_refuses_and_the_transaction_can_be_aborted(
-    opener: Opener, servers: str, admin: TopicAdmin, topic: str, topic_prefix: str
+    opener: Opener, servers: str, kafka: KafkaClient, topic: str, topic_prefix: str
 ) -> None:
     sealed = f"{topic_prefix}-sealed"
-    admin.create_topics([TopicSpec(name=sealed)])
+    kafka.topics.create_topics([TopicSpec(name=sealed)])
     before = opener("-before")
     before.append([(sealed, batch_of([b"in time"]))])
     before.commit()
-    end = admin.seal([sealed])[sealed]
+    end = kafka.topics.seal([sealed])[sealed]
     appender = opener()
     with pytest.raises(AppendRefusedError) as refused:
         appender.append([(topic, batch_of([b"no"])), (sealed, batch_of([b"late"]))])
@@ -174,7 +174,7 @@ def test_a_sealed_topic_refuses_and_the_transaction_can_be_aborted(
 
 
 def test_an_unknown_topic_is_a_refusal_and_a_new_one_is_waited_for(
-    opener: Opener, servers: str, admin: TopicAdmin, topic_prefix: str
+    opener: Opener, servers: str, kafka: KafkaClient, topic_prefix: str
 ) -> None:
     hasty = opener("-hasty", unknown_topic_timeout_ms=200)
     with pytest.raises(AppendRefusedError) as refused:
@@ -187,7 +187,7 @@ def test_an_unknown_topic_is_a_refusal_and_a_new_one_is_waited_for(
     result: list[int] = []
     thread = threading.Thread(target=lambda: result.extend(patient.append([(topic_prefix, batch_of([b"yes"]))])))
     thread.start()
-    admin.create_topics([TopicSpec(name=topic_prefix)])
+    kafka.topics.create_topics([TopicSpec(name=topic_prefix)])
     thread.join(PATIENCE_S)
     assert result == [0]
     patient.commit()

@@ -89,8 +89,8 @@ def test_a_held_commit_of_one_name_holds_up_no_other(client: rollbridge.Bridge, 
     slow, quick = client.client("slow"), client.client("quick")
     held, later = slow.begin(ledger), slow.begin(ledger)
     write(later, ledger, "later")
-    number = slow._runtime.commits.of(group_of(ledger), held._plan.begin.client_epoch)
-    number.ask(held)  # its frame is never sent
+    number = slow._runtime.commits.of(group_of(ledger), held._writing.plan.begin.client_epoch)
+    number.ask(held._writing)  # its frame is never sent
     waiting = later.commit_async()
     other = quick.begin(ledger)
     write(other, ledger, "other")
@@ -124,7 +124,7 @@ def test_a_name_in_two_processes_belongs_to_the_latest(site: Site, client: rollb
         successor.new_session(group_of(ledger))
         [left] = successor.unfinished(group=group_of(ledger))
         assert (left.transaction, left.records) == (txn.id, 1)
-        until(lambda: txn._completion.settled)  # found out without asking for an end
+        until(lambda: txn._writing.completion.settled)  # found out without asking for an end
         with pytest.raises(ClientFencedError):
             txn.commit()
         with pytest.raises(ClientFencedError, match=rf"flink-7 \(epoch \d+, of process .+:{os.getpid()}, 2.*Z\)"):

@@ -14,7 +14,6 @@ from rollbridge.config import load_settings
 from rollbridge.doctor.checks import find
 from rollbridge.doctor.facts import gather
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import RetentionMarks
 from rollbridge.metadata.session import ZooKeeperSession
@@ -28,7 +27,7 @@ def test_a_leader_whose_clock_is_a_day_ahead_deletes_nothing_that_is_young(
     cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     stream, root, late = StreamName(unique_name("ahead"), "s"), f"/{unique_name('ahead')}", unique_name("clocked")
-    topics = KafkaClient(cluster.bootstrap_servers).topics
+    kafka = KafkaClient(cluster.bootstrap_servers)
     with (
         Site(cluster, root, tmp_path, CONSTANT_RETENTION_CHECK_MS="100") as site,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=120)) as b,
@@ -49,13 +48,13 @@ def test_a_leader_whose_clock_is_a_day_ahead_deletes_nothing_that_is_young(
             leads = paths.leader(GroupName(stream.scope))
             until(lambda: (node := session.get(leads)) and node.value == late.encode())
             session.delete(leads)  # it may have led before its clock was set; what the doctor sees is a takeover
-        until(lambda: "clocks.differ " in (tmp_path / f"{late}.log").read_text() or _start(topics, stream))
-        assert _start(topics, stream) == 0, "what is minutes old was deleted with an hour of retention"
+        until(lambda: "clocks.differ " in (tmp_path / f"{late}.log").read_text() or _start(kafka, stream))
+        assert _start(kafka, stream) == 0, "what is minutes old was deleted with an hour of retention"
         assert long.commit().position, "a lease of an hour has ended within minutes"
         settings = load_settings(environ=site.environment())
-        until(lambda: "clock" in [item.check for item in find(gather(settings))])
+        until(lambda: "clock" in [item.check for item in find(gather(settings, KafkaClient.of(settings)))])
 
 
-def _start(topics: TopicAdmin, stream: StreamName) -> int:
+def _start(kafka: KafkaClient, stream: StreamName) -> int:
     topic = stream.segment_topic(SegmentId.of(0, 0))
-    return topics.first([topic])[topic]
+    return kafka.offsets.first([topic])[topic]

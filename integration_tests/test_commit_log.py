@@ -32,7 +32,6 @@ from rollbridge.errors import (
     TruncatedError,
 )
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.names import GroupName, StreamName, snapshot_indexes_topic
@@ -59,8 +58,8 @@ def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
-def topics(cluster: AnyCluster) -> TopicAdmin:
-    return KafkaClient(cluster.bootstrap_servers).topics
+def kafka(cluster: AnyCluster) -> KafkaClient:
+    return KafkaClient(cluster.bootstrap_servers)
 
 
 def log_of(stream: str) -> str:
@@ -103,7 +102,7 @@ def outcomes(cluster: AnyCluster, stream: str) -> Counter[TransactionId]:
 
 
 def test_what_is_older_than_the_retention_goes_and_what_has_ended_stays_known(
-    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+    site: Site, client: rollbridge.Bridge, ledger: str, kafka: KafkaClient
 ) -> None:
     log, scope = log_of(ledger), group_of(ledger)
     with client.transactions(scope, follow=False) as reader:
@@ -118,7 +117,7 @@ def test_what_is_older_than_the_retention_goes_and_what_has_ended_stays_known(
 
         def start() -> int:
             commit(other, ledger, 1)  # marks are noted where the log has grown
-            return topics.first([log])[log]
+            return kafka.offsets.first([log])[log]
 
         eventually(lambda: start() > 60, "the commit log is truncated")
     client.admin.update_group(scope, retention_time=None)  # or it would be cut while it is read below
@@ -145,14 +144,14 @@ def test_what_is_older_than_the_retention_goes_and_what_has_ended_stays_known(
 
 
 def test_a_group_that_reads_the_log_is_waited_for(
-    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin, unique_name: Callable[[str], str]
+    site: Site, client: rollbridge.Bridge, ledger: str, kafka: KafkaClient, unique_name: Callable[[str], str]
 ) -> None:
     log, scope, audit = log_of(ledger), group_of(ledger), unique_name("audit")
     cli = Cli(site.cluster, site.root)
     changed = cli.json("group", "update", scope, "--retention-time", "1s", "--retention-group", audit)
     assert changed["retention"] == {"time_ms": 1_000, "bytes": None, "groups": [audit]}
     commit(client, ledger, 20)
-    end = topics.end([log])[log]
+    end = kafka.offsets.end([log])[log]
     before = client.admin.group(scope)
     assert before.retention is not None
 
@@ -163,14 +162,14 @@ def test_a_group_that_reads_the_log_is_waited_for(
         return 0 if node is None else node.value.count(b'"ms"')
 
     eventually(lambda: marks() > 3, "the log has grown older")
-    assert topics.first([log])[log] == 0
+    assert kafka.offsets.first([log])[log] == 0
     consumer = Consumer({"bootstrap.servers": site.cluster.bootstrap_servers, "group.id": audit})
     consumer.commit(offsets=[TopicPartition(log, 0, end - 3)], asynchronous=False)
     consumer.close()
 
     def start() -> int:
         commit(client, ledger, 1)
-        return topics.first([log])[log]
+        return kafka.offsets.first([log])[log]
 
     eventually(lambda: start() == end - 3, "it has read up to there")
     assert cli("group", "list").out.count(f"waits for 1 group: {audit}") == 1
@@ -193,7 +192,7 @@ def test_what_makes_no_sense_is_refused(client: rollbridge.Bridge, ledger: str) 
 
 
 def test_a_new_leader_without_the_list_reads_it_from_the_log(
-    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+    site: Site, client: rollbridge.Bridge, ledger: str, kafka: KafkaClient
 ) -> None:
     log, scope = log_of(ledger), group_of(ledger)
     client.admin.update_group(scope, retention_time=SECOND)
@@ -204,7 +203,7 @@ def test_a_new_leader_without_the_list_reads_it_from_the_log(
 
     def start() -> int:
         commit(client, ledger, 1)
-        return topics.first([log])[log]
+        return kafka.offsets.first([log])[log]
 
     eventually(lambda: start() > 40, "the commit log is truncated")
     site.stop_coordinator()
@@ -222,7 +221,7 @@ def test_a_new_leader_without_the_list_reads_it_from_the_log(
 
 
 def test_who_has_missed_outcomes_that_are_truncated_asks_the_leader(
-    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+    site: Site, client: rollbridge.Bridge, ledger: str, kafka: KafkaClient
 ) -> None:
     log, scope = log_of(ledger), group_of(ledger)
     with site.connect("absent") as absent:
@@ -234,16 +233,16 @@ def test_who_has_missed_outcomes_that_are_truncated_asks_the_leader(
         eventually(lambda: len(client.admin.transactions(GroupName(scope))) == len(begun), "all have records")
         follower = absent._outcomes._follower
         follower.leave((log, 0))  # as if it stood still
-        missed = topics.end([log])[log]
+        missed = kafka.offsets.end([log])[log]
         asked = begun["committed"].commit_async()
         client.admin.abort_transaction(begun["aborted"].id, group=GroupName(scope))
         eventually(lambda: client.outcome(begun["committed"].id).state == "committed", "it is committed")
         client.admin.update_group(scope, retention_time=SECOND)
-        end = topics.end([log])[log]
+        end = kafka.offsets.end([log])[log]
 
         def start() -> int:
             commit(client, ledger, 1)
-            return topics.first([log])[log]
+            return kafka.offsets.first([log])[log]
 
         eventually(lambda: start() > end, "the outcomes are truncated")
         assert not asked.done()
@@ -270,7 +269,7 @@ def previewed(client: rollbridge.Bridge, stream: str) -> list[bytes | None]:
 
 
 def test_a_preview_shows_nothing_that_has_ended_although_the_log_does_not_say_so_any_more(
-    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+    site: Site, client: rollbridge.Bridge, ledger: str, kafka: KafkaClient
 ) -> None:
     log, scope, buffer = log_of(ledger), group_of(ledger), StreamName.parse(ledger).buffer_topic()
     still_open = client.begin(ledger)
@@ -278,15 +277,15 @@ def test_a_preview_shows_nothing_that_has_ended_although_the_log_does_not_say_so
     still_open.flush()
     commit(client, ledger, 5)
     client.admin.update_group(scope, retention_time=SECOND)
-    old = topics.end([log])[log]
+    old = kafka.offsets.end([log])[log]
     with site.connect("another") as other:
 
         def start() -> int:
             commit(other, ledger, 1)
-            return topics.first([log])[log]
+            return kafka.offsets.first([log])[log]
 
         eventually(lambda: start() > old, "the commit log is truncated")
-        assert topics.first([buffer])[buffer] == 0, "frames of what has ended are still there"
+        assert kafka.offsets.first([buffer])[buffer] == 0, "frames of what has ended are still there"
         assert previewed(client, ledger) == [b"open"]
         site.stop_coordinator()
         indexes = snapshot_indexes_topic(scope)
@@ -305,7 +304,7 @@ def test_a_preview_shows_nothing_that_has_ended_although_the_log_does_not_say_so
         assert previewed(client, ledger) == []
 
 
-def test_many_weeks_leave_what_one_does(site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin) -> None:
+def test_many_weeks_leave_what_one_does(site: Site, client: rollbridge.Bridge, ledger: str, kafka: KafkaClient) -> None:
     """With weeks of a second: topics, nodes, and what a new leader has to read, while a stream is scaled and rolled."""
     scope, buffer = group_of(ledger), StreamName.parse(ledger).buffer_topic()
     log, indexes = log_of(ledger), snapshot_indexes_topic(group_of(ledger))
@@ -322,11 +321,11 @@ def test_many_weeks_leave_what_one_does(site: Site, client: rollbridge.Bridge, l
         )
         commit(client, ledger, 10)
         late.commit()
-        starts, ends = (look([log, buffer]) for look in (topics.first, topics.end))
+        starts, ends = (look([log, buffer]) for look in (kafka.offsets.first, kafka.offsets.end))
         with ZooKeeperSession(site.cluster.zookeeper, root=site.root) as session:
             nodes = list(_nodes(session, "/"))
         return {
-            "topics": sum(name.startswith(f"{scope}.") for name in topics.list_topics()),
+            "topics": sum(name.startswith(f"{scope}.") for name in kafka.topics.list_topics()),
             "nodes": len(nodes),
             "bytes": sum(nodes),
             "to be read at a takeover": sum(ends[name] - starts[name] for name in (log, buffer)),
@@ -338,7 +337,7 @@ def test_many_weeks_leave_what_one_does(site: Site, client: rollbridge.Bridge, l
     for what in seen[0]:
         before, last = max(item[what] for item in seen[8:20]), min(item[what] for item in seen[-10:])
         assert last <= before, f"{what} grow: {[item[what] for item in seen]}"
-    assert topics.first([log])[log] > 200
+    assert kafka.offsets.first([log])[log] > 200
     assert client.admin.history(ledger).first > 40
 
 
@@ -365,7 +364,7 @@ POINTS = [
 
 @pytest.mark.parametrize("point", POINTS)
 def test_the_next_leader_knows_what_has_ended_wherever_the_one_that_truncates_dies(
-    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, topics: TopicAdmin, point: str
+    cluster: AnyCluster, unique_name: Callable[[str], str], tmp_path: Path, kafka: KafkaClient, point: str
 ) -> None:
     scope = unique_name("cut-off")
     stream, root = f"{scope}/ledger", f"/{scope}"
@@ -381,7 +380,7 @@ def test_the_next_leader_knows_what_has_ended_wherever_the_one_that_truncates_di
 
         def is_truncated() -> bool:
             commit(client, stream, 1)
-            return topics.first([log_of(stream)])[log_of(stream)] > 40
+            return kafka.offsets.first([log_of(stream)])[log_of(stream)] > 40
 
         eventually(is_truncated, "the commit log is truncated")
         eventually(lambda: commit(client, stream, 1) and relay.deaths == 1, f"a leader dies at {point}")

@@ -33,9 +33,9 @@ def test_records_are_deleted_where_that_can_be_done_and_refused_for_every_other_
         create_topic(servers, name)
         produce(servers, name, [b"1", b"2", b"3"])
     with KafkaClient(servers) as kafka:
-        reader, admin = RetentionReader(kafka), kafka.topics
+        reader = RetentionReader(kafka)
         assert reader.delete({(topic, 0): 2, (missing, 0): 1, (short, 0): 99}) == {(missing, 0), (short, 0)}
-        assert admin.first([topic, short]) == {topic: 2, short: 0}
+        assert kafka.offsets.first([topic, short]) == {topic: 2, short: 0}
         assert reader.delete({(topic, 0): 1}) == frozenset(), "what is gone already needs no deletion"
 
 

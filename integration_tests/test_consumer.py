@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -696,7 +695,8 @@ def test_a_topic_that_was_created_and_adopted_again_is_begun_at_its_first_record
         write(client, topic, b"former-%d" % number)
     with group.member(topic, auto_commit_interval_ms=86_400_000) as consumer:
         former = take(consumer, 3 * len(KEYS))
-        with closing(KafkaClient(site.cluster.bootstrap_servers).topics) as admin:
+        with KafkaClient(site.cluster.bootstrap_servers) as kafka:
+            admin = kafka.topics
             admin.delete_topics([topic])
             until(lambda: topic not in admin.list_topics())
         create_topic(site.cluster.bootstrap_servers, topic, partitions=2)
@@ -730,7 +730,8 @@ def test_a_member_that_closes_commits_nothing_in_a_topic_that_was_created_again(
     write(client, topic, b"former")
     with group.member(topic, auto_commit_interval_ms=86_400_000) as consumer:
         take(consumer, len(KEYS))
-        with closing(KafkaClient(site.cluster.bootstrap_servers).topics) as admin:
+        with KafkaClient(site.cluster.bootstrap_servers) as kafka:
+            admin = kafka.topics
             admin.delete_topics([topic])
             until(lambda: topic not in admin.list_topics())
         create_topic(site.cluster.bootstrap_servers, topic, partitions=2)

@@ -12,7 +12,7 @@ import pytest
 import rollbridge
 from integration_tests.clients import Site, header_of
 from rollbridge.base.ids import split_local_sequence
-from rollbridge.client.cooperative import CooperativeEnding
+from rollbridge.client.transaction import Transaction
 from rollbridge.errors import (
     ClientFencedError,
     ConflictError,
@@ -278,7 +278,7 @@ def test_the_content_is_on_record_before_the_commit_is_asked_for(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(CooperativeEnding, "commit", die)
+    monkeypatch.setattr(Transaction, "commit", die)
     with pytest.raises(KeyboardInterrupt):
         old.commit(ticket, [handle], content=CooperativeContent(1, 9))
     monkeypatch.undo()

@@ -185,7 +185,7 @@ class Story:
             for step in range(run.count)
         }
         seen: list[str] = []
-        ends = KafkaClient(self.cluster.bootstrap_servers).topics.end(
+        ends = KafkaClient(self.cluster.bootstrap_servers).offsets.end(
             [self.stream.segment_topic(segment) for segment in history.segments()]
         )
         for segment in history.segments():

@@ -245,7 +245,7 @@ def test_a_scale_that_meets_one_holds_its_stream_and_nobody_else(stage: Stage) -
             stage.scale(stage.orders).result(PATIENCE_S)
         with raises_code("stream-busy", match=r"cannot be truncated now: .* has begun, .* it waits"):
             stage.b.admin.truncate(orders, "latest")
-        found = [item for item in parts(gather(stage.b.settings)) if item.check == "stream-error"]
+        found = [item for item in parts(gather(stage.b.settings, stage.b._kafka)) if item.check == "stream-error"]
         assert len(found) == 1
         assert stage.foreign_id in found[0].what
         assert not answers[0].done()

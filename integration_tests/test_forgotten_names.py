@@ -156,7 +156,7 @@ def test_a_client_that_looks_at_its_record_goes_on_whatever_was_forgotten(
         for number in range(3):
             with name.transaction(group.stream, retain=KEPT_NOWHERE) as txn:
                 txn.write(group.stream, value=b"%d" % number)
-            epochs.append(txn._plan.begin.client_epoch)
+            epochs.append(txn._writing.plan.begin.client_epoch)
             if number < 2:
                 with bystander.transaction(group.stream, retain=KEPT_NOWHERE) as txn:
                     txn.write(group.stream, value=b"beside")

@@ -281,7 +281,7 @@ def pair_of(answer: Any) -> dict[str, int]:
 
 def ends(cluster: Secured) -> dict[Any, Any]:
     """Where the buffers end."""
-    return dict(KafkaClient(cluster.inner).topics.end(BUFFERS))
+    return dict(KafkaClient(cluster.inner).offsets.end(BUFFERS))
 
 
 def written(cluster: Secured) -> list[bytes | None]:

@@ -180,7 +180,8 @@ def test_others_commit_and_read_while_a_large_transaction_is_merged(
                 until(lambda: session.children(paths.merging(story.group)))
             prepared = f"{scope}.orders.segment-{PREPARED_FIRST}"
             until(lambda: any(item.startswith(prepared) for item in topics.list_topics()))
-            assert not [item for item in orphans(gather(b.settings)) if scope in item.what], "nobody deletes them"
+            facts = gather(b.settings, b._kafka)
+            assert not [item for item in orphans(facts) if scope in item.what], "nobody deletes them"
             for round_ in range(3):
                 with other.transaction(name) as small:
                     small.write(name, key=key(1), value=b"small-%d" % round_)

@@ -211,7 +211,7 @@ def test_a_record_behind_a_sealed_end_is_read_once_whatever_crashes(
         notes = LateNotes.from_json(node.value)
         assert notes.forwarding is None
         assert notes.segments[segment.id].forwarded == 3
-        findings = [item for item in find(gather(b.settings)) if item.check == "late-records"]
+        findings = [item for item in find(gather(b.settings, b._kafka)) if item.check == "late-records"]
         assert [f"3 records came in behind the end of segment {segment.id} of {name}" in item.what for item in findings]
 
 

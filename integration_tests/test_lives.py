@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing, suppress
+from contextlib import suppress
 
 import pytest
 
@@ -148,7 +148,8 @@ def test_a_transaction_whose_buffer_is_gone_keeps_no_other_from_being_sent(
         lost = sender.begin(ledger)
         lost.write(ledger, key=b"k", value=b"lost")
         lost.flush()
-        with closing(KafkaClient(site.cluster.bootstrap_servers).topics) as topics:
+        with KafkaClient(site.cluster.bootstrap_servers) as kafka:
+            topics = kafka.topics
             topics.delete_topics([config.buffer_topic])
 
         def is_known_to_be_gone() -> bool:

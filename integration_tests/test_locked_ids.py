@@ -146,7 +146,7 @@ def test_the_doctor_waits_for_no_buffer_without_a_leader(
             eventually(
                 lambda: not KafkaClient(brokers.bootstrap_servers).topics.look([buffer])[buffer].is_led, "it is missed"
             )
-            found = gather(client.settings)
+            found = gather(client.settings, client._kafka)
         finally:
             victim.restart()
     assert "doctor.snapshots_unread" not in caplog.text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from rollbridge.client.futures import OutcomeFuture
 from rollbridge.errors import OutcomeExpiredError, OutcomeUnknownError, TransactionAbortedError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.stream.config import StreamConfig
@@ -57,10 +57,10 @@ def test_a_group_goes_on_after_its_commit_log_was_deleted(
     cli = Cli(cluster, site.root)
     options = rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)
     with (
-        closing(KafkaClient(cluster.bootstrap_servers).topics) as kafka,
+        KafkaClient(cluster.bootstrap_servers) as kafka,
         site.connect("tester", options) as client,
     ):
-        kafka.create_topics([TopicSpec(name=topic, partitions=2)])
+        kafka.topics.create_topics([TopicSpec(name=topic, partitions=2)])
         client.admin.create_stream(orders, segments=2)
         client.admin.create_stream(other, group="apart")
         client.admin.adopt_topic(topic, stream=f"{scope}/adopted")
@@ -69,9 +69,9 @@ def test_a_group_goes_on_after_its_commit_log_was_deleted(
         left.write(orders, key=b"k", value=b"open")
         left.flush()
 
-        kafka.delete_topics([log])
+        kafka.topics.delete_topics([log])
         if is_made_again:
-            kafka.create_topics([TopicSpec(name=log, partitions=1)])
+            kafka.topics.create_topics([TopicSpec(name=log, partitions=1)])
         eventually(lambda: "repair --commit-log" in cli("doctor").out, "doctor says what to do")
         commit(client, other, value=b"of another group")
 
@@ -114,9 +114,9 @@ def test_a_group_goes_on_after_its_commit_log_was_deleted(
     assert scope not in "".join(line for line in cli("doctor").out.splitlines() if line.startswith("PROBLEM"))
 
 
-def make_buffer_anew(kafka: TopicAdmin, session: ZooKeeperSession, name: StreamName) -> None:
+def make_buffer_anew(kafka: KafkaClient, session: ZooKeeperSession, name: StreamName) -> None:
     """Have the next leader make the buffer of a stream anew, as a repair does."""
-    kafka.delete_topics([name.buffer_topic()])
+    kafka.topics.delete_topics([name.buffer_topic()])
     node = session.get(paths.stream(name))
     assert node is not None
     config = StreamConfig.from_json(node.value)
@@ -126,7 +126,7 @@ def make_buffer_anew(kafka: TopicAdmin, session: ZooKeeperSession, name: StreamN
 def test_a_commit_whose_buffer_was_made_anew_is_told_so(site: Site, cluster: AnyCluster, scope: str) -> None:
     name = StreamName(scope, "orders")
     with (
-        closing(KafkaClient(cluster.bootstrap_servers).topics) as kafka,
+        KafkaClient(cluster.bootstrap_servers) as kafka,
         ZooKeeperSession(cluster.zookeeper, root=site.root) as session,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)) as client,
     ):
@@ -153,8 +153,7 @@ def test_a_commit_that_an_emptied_log_may_have_held_is_carried_out_once_or_said_
     count = {"ROLLBRIDGE_COORDINATOR_TRANSACTION_META_PERSIST_COUNT": "100" if is_remembered else "0"}
     with (
         Site(cluster, f"/{unique_name('emptied-log')}", tmp_path, **count) as site,
-        closing(KafkaClient(cluster.bootstrap_servers).topics) as kafka,
-        closing(KafkaClient(cluster.bootstrap_servers).offsets) as offsets,
+        KafkaClient(cluster.bootstrap_servers) as kafka,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)) as client,
     ):
         client.admin.create_stream(str(name), segments=2)
@@ -165,7 +164,7 @@ def test_a_commit_that_an_emptied_log_may_have_held_is_carried_out_once_or_said_
         later.write(str(name), key=b"k", value=b"asked later")
         answers = [asked.commit_async(), later.commit_async()]
         asked.flush()
-        kafka.delete_records({(log, 0): offsets.end([log], Isolation.READ_UNCOMMITTED)[log]})
+        kafka.topics.delete_records({(log, 0): kafka.offsets.end([log], Isolation.READ_UNCOMMITTED)[log]})
         site.start_coordinator()
         eventually(lambda: all(item.done() for item in answers), "those who wait are told")
         found = [item.exception() for item in answers]
@@ -183,8 +182,7 @@ def test_who_waits_for_an_end_whose_frames_somebody_has_emptied_is_told_so(
 ) -> None:
     name = StreamName(scope, "orders")
     with (
-        closing(KafkaClient(cluster.bootstrap_servers).topics) as kafka,
-        closing(KafkaClient(cluster.bootstrap_servers).offsets) as offsets,
+        KafkaClient(cluster.bootstrap_servers) as kafka,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)) as client,
     ):
         client.admin.create_stream(str(name), segments=2)
@@ -197,12 +195,12 @@ def test_who_waits_for_an_end_whose_frames_somebody_has_emptied_is_told_so(
         buffer = name.buffer_topic()
 
         def end_of_buffer() -> int:
-            return offsets.end([buffer], Isolation.READ_UNCOMMITTED)[buffer]
+            return kafka.offsets.end([buffer], Isolation.READ_UNCOMMITTED)[buffer]
 
         before = end_of_buffer()
         answers: list[OutcomeFuture[Any]] = [asked.commit_async(), dropped.abort_async()]
         eventually(lambda: end_of_buffer() == before + 2, "both ends are in the buffer")
-        kafka.delete_records({(buffer, 0): before + 2})
+        kafka.topics.delete_records({(buffer, 0): before + 2})
         site.start_coordinator()
         eventually(lambda: all(item.done() for item in answers), "those who wait are told")
         assert [type(item.exception()) for item in answers] == [OutcomeUnknownError, OutcomeUnknownError]
@@ -220,7 +218,7 @@ def test_a_gateway_answers_no_commit_by_the_transaction_before_it(
         ThreadPoolExecutor(1) as pool,
         GatewayProcess(servers, "gateway", tmp_path) as gateway,
         ZooKeeperSession(cluster.zookeeper, root=site.root) as session,
-        closing(KafkaClient(cluster.bootstrap_servers).topics) as kafka,
+        KafkaClient(cluster.bootstrap_servers) as kafka,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)) as client,
     ):
         client.admin.create_stream(str(name), segments=2)

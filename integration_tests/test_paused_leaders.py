@@ -102,7 +102,7 @@ def test_a_merge_that_outlasts_its_native_transaction_is_done_again_by_the_same_
         outcome = transaction.commit_async()
         until(lambda: is_stopped(first))
         segment = StreamName.parse(scene.stream).segment_topic(SegmentId.of(0, 0))
-        assert KafkaClient(scene.cluster.bootstrap_servers).topics.end([segment])[segment] > 0, "nothing was appended"
+        assert KafkaClient(scene.cluster.bootstrap_servers).offsets.end([segment])[segment] > 0, "nothing was appended"
         await_settled(scene.cluster.bootstrap_servers, [(segment, 0)])
         assert not outcome.done()
         os.kill(first.pid, signal.SIGCONT)
@@ -163,7 +163,8 @@ def test_a_leader_that_stood_still_in_a_scale_harms_no_other_life(scene: Scene, 
             scene.commit("third", 5)
             assert len(scene.values()) == 25
             # What a late request has made under an old name is nobody's, and is named.
-            found = [item for item in orphans(gather(scene.b.settings)) if scene.stream.partition("/")[0] in str(item)]
+            facts = gather(scene.b.settings, scene.b._kafka)
+            found = [item for item in orphans(facts) if scene.stream.partition("/")[0] in str(item)]
             assert len(found) <= (1 if point.startswith("scale/CreateTopics") else 0), found
 
 

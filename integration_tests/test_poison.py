@@ -79,7 +79,7 @@ def test_every_cell_of_the_table_is_run_or_impossible_for_a_reason() -> None:
 
 
 def test_a_commit_that_waits_for_an_error_state_is_told_so(group: Group, caplog: pytest.LogCaptureFixture) -> None:
-    group.admin.delete_topics([group.topic])
+    group.kafka.topics.delete_topics([group.topic])
     with group.site.connect() as client:
         txn = client.begin(group.poisoned)
         txn.write(group.poisoned, key=b"k", value=b"v")
@@ -89,19 +89,19 @@ def test_a_commit_that_waits_for_an_error_state_is_told_so(group: Group, caplog:
         with pytest.raises(OutcomeUnknownError, match=f"{why}; it is carried out once that is over"):
             txn.commit(timeout=3)
         assert f"transaction.waits end=commit: {why}" in caplog.text
-        eventually(lambda: poison.abort_all(group) and txn.completion.settled, "what waits is aborted")
+        eventually(lambda: poison.abort_all(group) and txn._writing.completion.settled, "what waits is aborted")
 
 
 def take(group: Group, way: str, name: str) -> None:
     """Write a poison by one way, and look what becomes of it."""
     item = POISONS[name]
     ending = item.ending_by(way)
-    right = group.admin.describe([group.topic])[group.topic].config
+    right = group.kafka.topics.describe([group.topic])[group.topic].config
     if item.settings:
-        group.admin.set_topic_config(group.topic, item.settings)
+        group.kafka.topics.set_topic_config(group.topic, item.settings)
         await_settings(group, item.settings)
     if item.removes:
-        group.admin.delete_topics([group.topic])
+        group.kafka.topics.delete_topics([group.topic])
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(WAYS[way], group, item)
         if ending in (Ending.WAITS, Ending.STUCK):
@@ -112,7 +112,7 @@ def take(group: Group, way: str, name: str) -> None:
             group.innocent_goes_on()
             assert group.fault() is None
         if ending in (Ending.WAITS, Ending.STAYS) and item.settings:
-            group.admin.set_topic_config(group.topic, {name: right[name] for name in item.settings})
+            group.kafka.topics.set_topic_config(group.topic, {name: right[name] for name in item.settings})
         if ending is Ending.STUCK:
             eventually(lambda: poison.abort_all(group) and future.done(), "what waits is aborted")
         if ending in (Ending.REFUSED, Ending.STUCK):
@@ -281,7 +281,7 @@ def test_a_frame_between_the_limits_of_buffer_and_segment_ends_its_transaction(g
     txn = group.client.begin(group.poisoned)
     lost = txn.write(group.poisoned, key=b"k", value=b"v")
     txn.flush()
-    limits = group.admin.describe([group.topic, group.buffer])
+    limits = group.kafka.topics.describe([group.topic, group.buffer])
     segment, buffer = (int(limits[name].config["max.message.bytes"]) for name in (group.topic, group.buffer))
     assert segment < buffer
     group.inject_data(txn, bytes(frame(bytes(segment - 60))), 1)
@@ -291,7 +291,7 @@ def test_a_frame_between_the_limits_of_buffer_and_segment_ends_its_transaction(g
 
 
 def test_the_transactions_of_a_removed_topic_end_with_their_leases(group: Group) -> None:
-    group.admin.delete_topics([group.topic])
+    group.kafka.topics.delete_topics([group.topic])
     short = group.client.begin(group.poisoned, timeout=timedelta(seconds=3))
     short.write(group.poisoned, key=b"k", value=b"v")
     long = group.client.begin(group.poisoned)
@@ -326,13 +326,13 @@ def test_a_rolling_commit_that_is_refused_waits_and_others_go_on(group: Group) -
     txn.flush()
     split(group)
     needed = StreamName.parse(group.poisoned).segment_topic(SegmentId.of(0, 2))
-    group.admin.create_topics([TopicSpec(name=needed, partitions=2)])
+    group.kafka.topics.create_topics([TopicSpec(name=needed, partitions=2)])
     future = txn.commit_async()
     eventually(group.fault, "the stream is in an error state")
     group.innocent_goes_on()
     assert not future.done()
     assert group.values() == []
-    group.admin.delete_topics([needed])
+    group.kafka.topics.delete_topics([needed])
     assert future.result(PATIENCE_S).records == 1
     eventually(lambda: group.fault() is None, "the stream has left its error state")
     assert group.values() == [b"rolled"]
@@ -364,7 +364,7 @@ def test_old_segments_take_every_time_after_a_takeover(
         closing(Group(site, client, unique_name("old"))) as group,
     ):
         limit = {"message.timestamp.after.max.ms": "3600000"}  # Kafka's own, which older versions left as it is
-        group.admin.set_topic_config(group.topic, limit)
+        group.kafka.topics.set_topic_config(group.topic, limit)
         await_settings(group, limit)
 
         def is_taken() -> bool:
@@ -384,7 +384,7 @@ def await_settings(group: Group, settings: Mapping[str, str]) -> None:
     """Return when the broker has heard of new settings of the topic."""
 
     def known() -> bool:
-        config = group.admin.describe([group.topic])[group.topic].config
+        config = group.kafka.topics.describe([group.topic])[group.topic].config
         return all(config.get(name) == value for name, value in settings.items())
 
     eventually(known, f"{settings} of {group.topic}")

@@ -17,7 +17,7 @@ from rollbridge.base.ids import SegmentId
 from rollbridge.cli.main import main
 from rollbridge.config import load_settings
 from rollbridge.doctor.checks import find
-from rollbridge.doctor.facts import gather
+from rollbridge.doctor.facts import Finding, gather
 from rollbridge.errors import RollbridgeError, StreamNotFoundError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicSpec
@@ -55,6 +55,13 @@ class Rewound:
 def rewound(tmp_path: Path) -> Iterator[Rewound]:
     with LocalCluster() as cluster:
         yield Rewound(cluster, tmp_path)
+
+
+def look() -> list[Finding]:
+    """Return what the doctor finds, by the environment."""
+    settings = load_settings()
+    with KafkaClient.of(settings) as kafka:
+        return list(find(gather(settings, kafka)))
 
 
 def commit(client: rollbridge.Bridge, value: bytes) -> rollbridge.TransactionId:
@@ -106,7 +113,7 @@ def test_a_leader_refuses_what_was_set_back_and_repair_goes_on_where_it_was(
         until(lambda: "rollbridge repair" in log.read_text())
         for name, value in site.environment().items():
             monkeypatch.setenv(name, value)
-        until(lambda: "zookeeper-outdated" in [item.check for item in find(gather(load_settings()))])
+        until(lambda: "zookeeper-outdated" in [item.check for item in look()])
         with site.connect("other", rollbridge.ClientOptions(commit_timeout_s=3)) as client:
             transaction = client.begin(STREAM)
             transaction.write(STREAM, key=b"a", value=b"early")

@@ -19,7 +19,7 @@ from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import AppendRefusedError, TopicNotFoundError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.records import Compression
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 
 
 @pytest.fixture
@@ -28,13 +28,13 @@ def servers(cluster: AnyCluster) -> str:
 
 
 @pytest.fixture
-def admin(servers: str) -> TopicAdmin:
-    return KafkaClient(servers).topics
+def kafka(servers: str) -> KafkaClient:
+    return KafkaClient(servers)
 
 
 @pytest.fixture
-def topic(admin: TopicAdmin, topic_prefix: str) -> str:
-    admin.create_topics([TopicSpec(name=topic_prefix)])
+def topic(kafka: KafkaClient, topic_prefix: str) -> str:
+    kafka.topics.create_topics([TopicSpec(name=topic_prefix)])
     return topic_prefix
 
 
@@ -122,11 +122,11 @@ class TransactionHammer:
 @pytest.mark.slow
 @pytest.mark.parametrize("attempt", [*range(6), *(pytest.param(item, marks=pytest.mark.long) for item in range(6, 20))])
 def test_nothing_is_written_at_or_after_the_sealed_end(
-    servers: str, admin: TopicAdmin, topic: str, attempt: int
+    servers: str, kafka: KafkaClient, topic: str, attempt: int
 ) -> None:
     """Idempotent and plain producers, large records and the tiniest, and native transactions, all at once."""
     other = f"{topic}-other"
-    admin.create_topics([TopicSpec(name=other)])
+    kafka.topics.create_topics([TopicSpec(name=other)])
     hammers = [
         Hammer(servers, topic, b"x" * 100),
         Hammer(servers, topic, b"y" * 100, **{"enable.idempotence": False, "acks": "1"}),
@@ -134,7 +134,7 @@ def test_nothing_is_written_at_or_after_the_sealed_end(
     ]
     transactions = TransactionHammer(servers, topic, other)
     with hammers[0].at_work(), hammers[1].at_work(), hammers[2].at_work(), transactions.at_work():
-        end = admin.seal([topic])[topic]
+        end = kafka.topics.seal([topic])[topic]
     everything = read_messages(servers, topic, isolation=Isolation.READ_UNCOMMITTED)
     assert max(message.offset() or 0 for message in everything) < end
     for hammer in hammers:
@@ -146,7 +146,7 @@ def test_nothing_is_written_at_or_after_the_sealed_end(
     assert committed == transactions.committed == read_values(servers, other)
 
 
-def test_an_idempotent_pipeline_is_cut_once_and_stays_usable(servers: str, admin: TopicAdmin, topic: str) -> None:
+def test_an_idempotent_pipeline_is_cut_once_and_stays_usable(servers: str, kafka: KafkaClient, topic: str) -> None:
     """What lets a client re-route to the successors, order kept: all before the cut, none after."""
     outcomes: list[tuple[int, int | None]] = []
     producer = Producer({**producer_config(servers), "delivery.report.only.error": False})
@@ -162,7 +162,7 @@ def test_an_idempotent_pipeline_is_cut_once_and_stays_usable(servers: str, admin
         return outcomes[-1:] != [] and outcomes[-1][1] is not None
 
     sent: list[None] = []
-    sealing = threading.Thread(target=lambda: admin.seal([topic]))
+    sealing = threading.Thread(target=lambda: kafka.topics.seal([topic]))
     refused()
     sealing.start()
     eventually(refused, "the pipeline is cut")
@@ -174,7 +174,7 @@ def test_an_idempotent_pipeline_is_cut_once_and_stays_usable(servers: str, admin
     assert set(codes[:cut]) <= {None}
     assert set(codes[cut:]) == {KafkaError.MSG_SIZE_TOO_LARGE}
     successor = f"{topic}-successor"
-    admin.create_topics([TopicSpec(name=successor)])
+    kafka.topics.create_topics([TopicSpec(name=successor)])
     producer.produce(successor, b"re-routed", on_delivery=note(-1))
     producer.flush(60)
     assert outcomes[-1] == (-1, None)
@@ -182,9 +182,9 @@ def test_an_idempotent_pipeline_is_cut_once_and_stays_usable(servers: str, admin
 
 @pytest.mark.parametrize("compression", list(Compression))
 def test_the_smallest_batch_of_every_codec_is_refused(
-    servers: str, admin: TopicAdmin, topic: str, compression: Compression
+    servers: str, kafka: KafkaClient, topic: str, compression: Compression
 ) -> None:
-    end = admin.seal([topic])[topic]
+    end = kafka.topics.seal([topic])[topic]
     producer = Producer(
         {**producer_config(servers), "compression.type": compression.name.lower(), "batch.num.messages": 1}
     )
@@ -201,16 +201,16 @@ def test_the_smallest_batch_of_every_codec_is_refused(
     assert end == 1  # the marker of the barrier
 
 
-def test_a_native_transaction_that_is_open_is_waited_for(servers: str, admin: TopicAdmin, topic: str) -> None:
+def test_a_native_transaction_that_is_open_is_waited_for(servers: str, kafka: KafkaClient, topic: str) -> None:
     with KafkaClient(servers).appender(topic) as appender:
         appender.init()
         appender.append([(topic, batch_of([b"in time"]))])
         with pytest.raises(UnavailableError, match="native transaction") as hangs:
-            admin.seal([topic], timeout_s=5)
+            kafka.topics.seal([topic], timeout_s=5)
         assert vars(hangs.value)["topics"].keys() == {topic}
         # It can still be committed, but not go on.
         appender.commit()
-        assert admin.seal([topic]) == {topic: 4}  # two markers of barriers, and one of the transaction
+        assert kafka.topics.seal([topic]) == {topic: 4}  # two markers of barriers, and one of the transaction
         with pytest.raises(AppendRefusedError):
             appender.append([(topic, batch_of([b"late"]))])
         appender.abort()
@@ -218,12 +218,12 @@ def test_a_native_transaction_that_is_open_is_waited_for(servers: str, admin: To
 
 
 def test_a_librdkafka_transaction_that_meets_the_seal_can_abort_and_go_on(
-    servers: str, admin: TopicAdmin, topic: str, topic_prefix: str
+    servers: str, kafka: KafkaClient, topic: str, topic_prefix: str
 ) -> None:
     """Transactions version 1, as most clients speak: they, too, must not be stuck with a marker nobody takes."""
     other = f"{topic_prefix}-other"
-    admin.create_topics([TopicSpec(name=other)])
-    admin.seal([topic])
+    kafka.topics.create_topics([TopicSpec(name=other)])
+    kafka.topics.seal([topic])
     producer = Producer({"bootstrap.servers": servers, "transactional.id": f"{topic}-rdkafka"})
     producer.init_transactions(60)
     producer.begin_transaction()
@@ -239,48 +239,48 @@ def test_a_librdkafka_transaction_that_meets_the_seal_can_abort_and_go_on(
     assert read_values(servers, topic) == []
 
 
-def test_sealing_can_be_repeated_at_any_point(servers: str, admin: TopicAdmin, topic: str) -> None:
+def test_sealing_can_be_repeated_at_any_point(servers: str, kafka: KafkaClient, topic: str) -> None:
     with KafkaClient(servers).appender(topic) as appender:
         appender.init()
         appender.append([(topic, batch_of([b"a", b"b"]))])
         appender.commit()
-    assert admin.seal([topic, topic]) == {topic: 4}
-    assert admin.seal([topic]) == {topic: 5}
-    assert admin.seal([]) == {}
+    assert kafka.topics.seal([topic, topic]) == {topic: 4}
+    assert kafka.topics.seal([topic]) == {topic: 5}
+    assert kafka.topics.seal([]) == {}
 
 
-def test_many_topics_are_sealed_at_once(servers: str, admin: TopicAdmin, topic_prefix: str) -> None:
+def test_many_topics_are_sealed_at_once(servers: str, kafka: KafkaClient, topic_prefix: str) -> None:
     topics = [f"{topic_prefix}-{n}" for n in range(40)]
-    admin.create_topics(TopicSpec(name=name) for name in topics)
+    kafka.topics.create_topics(TopicSpec(name=name) for name in topics)
     with KafkaClient(servers).appender(topic_prefix) as appender:
         appender.init()
         appender.append((name, batch_of([b"v"] * n)) for n, name in enumerate(topics) if n)
         appender.commit()
-    assert admin.seal(topics) == {name: n + 2 if n else 1 for n, name in enumerate(topics)}
-    assert all(description.sealed for description in admin.describe(topics).values())
+    assert kafka.topics.seal(topics) == {name: n + 2 if n else 1 for n, name in enumerate(topics)}
+    assert all(description.sealed for description in kafka.topics.describe(topics).values())
 
 
 def test_what_cannot_be_sealed_is_said_before_anything_changes(
-    admin: TopicAdmin, topic: str, topic_prefix: str
+    kafka: KafkaClient, topic: str, topic_prefix: str
 ) -> None:
     wide = f"{topic_prefix}-wide"
-    admin.create_topics([TopicSpec(name=wide, partitions=2)])
+    kafka.topics.create_topics([TopicSpec(name=wide, partitions=2)])
     with pytest.raises(InvalidRequestError, match="more than one partition"):
-        admin.seal([topic, wide])
+        kafka.topics.seal([topic, wide])
     with pytest.raises(TopicNotFoundError):
-        admin.seal([topic, f"{topic_prefix}-missing"])
-    assert not admin.describe([topic])[topic].sealed
+        kafka.topics.seal([topic, f"{topic_prefix}-missing"])
+    assert not kafka.topics.describe([topic])[topic].sealed
 
 
 def test_a_partition_that_was_added_is_not_closed_unnoticed(
-    cluster: AnyCluster, admin: TopicAdmin, topic_prefix: str
+    cluster: AnyCluster, kafka: KafkaClient, topic_prefix: str
 ) -> None:
     """Whoever seals has asked for the topic's ends before, and so knows its leaders."""
-    admin.create_topics([TopicSpec(name=topic_prefix, partitions=2)])
+    kafka.topics.create_topics([TopicSpec(name=topic_prefix, partitions=2)])
     places = [(topic_prefix, 0), (topic_prefix, 1)]
-    assert set(admin.end(places)) == set(places)
+    assert set(kafka.offsets.end(places)) == set(places)
     grown = AdminClient({"bootstrap.servers": cluster.bootstrap_servers})
     grown.create_partitions([NewPartitions(topic_prefix, 3)])[topic_prefix].result(PATIENCE_S)
     with pytest.raises(InvalidRequestError, match="more than the 2 partitions"):
-        admin.seal(places)
-    assert not admin.describe([topic_prefix])[topic_prefix].sealed
+        kafka.topics.seal(places)
+    assert not kafka.topics.describe([topic_prefix])[topic_prefix].sealed

@@ -237,7 +237,7 @@ def state_of(cluster: Secured) -> object:
             for path in (paths.GROUPS, paths.streams("sales"), paths.epochs(stream), paths.sessions(ALICES))
         ]
         topics = [f"{stream.scope}.{stream.stream}.segment-{n}.epoch-0" for n in range(2)]
-        return known, lists, KafkaClient(cluster.inner).topics.end([stream.buffer_topic(), *topics])
+        return known, lists, KafkaClient(cluster.inner).offsets.end([stream.buffer_topic(), *topics])
 
 
 def test_bobs_own_stream_is_his(bob: rollbridge.Bridge) -> None:

@@ -10,7 +10,6 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
@@ -25,7 +24,7 @@ from integration_tests.command_line import run_cli
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import BUFFER_LOST, FORMAT_NEWER, METADATA_UNREADABLE
 from rollbridge.metadata.session import ZooKeeperSession
@@ -37,10 +36,10 @@ class Place:
     """A stream between two leaders."""
 
     def __init__(
-        self, name: StreamName, brokers: str, session: ZooKeeperSession, zookeeper: KazooClient, admin: TopicAdmin
+        self, name: StreamName, brokers: str, session: ZooKeeperSession, zookeeper: KazooClient, kafka: KafkaClient
     ) -> None:
         self.name, self._brokers = name, brokers
-        self.session, self._zookeeper, self.admin = session, zookeeper, admin
+        self.session, self._zookeeper, self.kafka = session, zookeeper, kafka
 
     @property
     def buffer(self) -> str:
@@ -53,13 +52,13 @@ class Place:
         return self.name.segment_topic(history.active.segments[0].id)
 
     def replace(self, topic: str) -> None:
-        described = self.admin.describe([topic])[topic]
+        described = self.kafka.topics.describe([topic])[topic]
         own = {key: described.config[key] for key in described.own}
-        self.admin.delete_topics([topic])
-        self.admin.create_topics([TopicSpec(name=topic, partitions=described.partitions, config=own)])
+        self.kafka.topics.delete_topics([topic])
+        self.kafka.topics.create_topics([TopicSpec(name=topic, partitions=described.partitions, config=own)])
 
     def empty(self, topic: str) -> None:
-        self.admin.delete_records(self.admin.end([(topic, 0)]))
+        self.kafka.topics.delete_records(self.kafka.offsets.end([(topic, 0)]))
 
     def garbage(self, topic: str) -> None:
         """Write what is no frame, and no record of ours."""
@@ -129,11 +128,11 @@ MINOR: dict[str, Callable[[StreamName], str]] = {
 """Nodes without which a stream can be led."""
 
 POISONS: dict[str, Poison] = {
-    "buffer missing": Poison(lambda place: place.admin.delete_topics([place.buffer]), BUFFER_LOST),
+    "buffer missing": Poison(lambda place: place.kafka.topics.delete_topics([place.buffer]), BUFFER_LOST),
     "buffer replaced": Poison(lambda place: place.replace(place.buffer), BUFFER_LOST),
     "buffer empty": Poison(lambda place: place.empty(place.buffer)),
     "buffer garbage": Poison(lambda place: place.garbage(place.buffer)),
-    "segment missing": Poison(lambda place: place.admin.delete_topics([place.segment])),
+    "segment missing": Poison(lambda place: place.kafka.topics.delete_topics([place.segment])),
     "segment replaced": Poison(lambda place: place.replace(place.segment)),
     "segment empty": Poison(lambda place: place.empty(place.segment)),
     "segment garbage": Poison(lambda place: place.garbage(place.segment)),
@@ -188,7 +187,7 @@ def corpus(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
         site,
         site.connect("tester", rollbridge.ClientOptions(admin_timeout_s=PATIENCE_S)) as client,
         ZooKeeperSession(cluster.zookeeper, root=root) as session,
-        closing(KafkaClient(cluster.bootstrap_servers).topics) as admin,
+        KafkaClient(cluster.bootstrap_servers) as kafka,
     ):
         scope = f"poison{root[-8:]}"
         innocent = StreamName(scope, "innocent")
@@ -197,7 +196,7 @@ def corpus(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Ite
             list(pool.map(client.admin.create_stream, map(str, (innocent, *names.values()))))
         places, left_open = {}, {}
         for name, stream in names.items():
-            places[name] = Place(stream, cluster.bootstrap_servers, session, zookeeper, admin)
+            places[name] = Place(stream, cluster.bootstrap_servers, session, zookeeper, kafka)
             txn = client.begin(str(stream))
             txn.write(str(stream), key=b"k", value=b"open")
             txn.flush()

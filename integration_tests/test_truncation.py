@@ -33,7 +33,7 @@ from rollbridge.errors import (
 )
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.segment_tail import LineageTails, ask
-from rollbridge.kafka.topics import TopicAdmin, TopicSpec
+from rollbridge.kafka.topics import TopicSpec
 from rollbridge.stream.names import SegmentPlaces, StreamName
 from rollbridge.stream.positions import ReadPosition
 from rollbridge.stream.reading import KeyLineage
@@ -54,8 +54,8 @@ def site(cluster: AnyCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 
 @pytest.fixture(scope="module")
-def topics(cluster: AnyCluster) -> TopicAdmin:
-    return KafkaClient(cluster.bootstrap_servers).topics
+def kafka(cluster: AnyCluster) -> KafkaClient:
+    return KafkaClient(cluster.bootstrap_servers)
 
 
 def write(client: rollbridge.Bridge, stream: str, values: list[bytes], key: bytes = b"k") -> None:
@@ -83,17 +83,17 @@ def grown(client: rollbridge.Bridge, stream: str) -> None:
 
 
 def test_a_buffer_is_truncated_up_to_what_is_open_and_a_new_leader_goes_on_there(
-    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+    site: Site, client: rollbridge.Bridge, ledger: str, kafka: KafkaClient
 ) -> None:
     buffer = StreamName.parse(ledger).buffer_topic()
 
     def start() -> int:
-        return topics.first([buffer])[buffer]
+        return kafka.offsets.first([buffer])[buffer]
 
     for number in range(5):
         with client.transaction(ledger) as txn:
             txn.write(ledger, key=b"k", value=b"%d" % number)
-    eventually(lambda: start() == topics.end([buffer])[buffer], "an idle buffer is empty")
+    eventually(lambda: start() == kafka.offsets.end([buffer])[buffer], "an idle buffer is empty")
     settled = start()
     assert settled > 0
     still_open = client.begin(ledger)
@@ -111,11 +111,11 @@ def test_a_buffer_is_truncated_up_to_what_is_open_and_a_new_leader_goes_on_there
     assert start() == settled, "what is open is kept, whatever comes after it"
     still_open.commit()
     assert values(client, ledger) == [*(b"%d" % number for number in range(9)), b"kept"]
-    eventually(lambda: start() == topics.end([buffer])[buffer], "it is truncated once nothing is open")
+    eventually(lambda: start() == kafka.offsets.end([buffer])[buffer], "it is truncated once nothing is open")
 
 
 def test_a_stream_is_truncated_along_the_lineage_of_its_keys(
-    client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+    client: rollbridge.Bridge, ledger: str, kafka: KafkaClient
 ) -> None:
     grown(client, ledger)
     with client.reader(ledger, follow=False) as reader:
@@ -125,7 +125,7 @@ def test_a_stream_is_truncated_along_the_lineage_of_its_keys(
     begin = client.admin.truncate(ledger, str(position))
     assert begin == position
     assert values(client, ledger) == [b"4", b"5", b"6", b"7", b"8"]
-    eventually(lambda: topic(ledger, 0, 0) not in topics.topic_ids([topic(ledger, 0, 0)]), "the segment is removed")
+    eventually(lambda: not kafka.topics.topic_ids([topic(ledger, 0, 0)]), "the segment is removed")
     assert client.admin.history(ledger).removed == {SegmentId.of(0, 0)}
     assert client.admin.truncate(ledger, position) == begin, "asking again changes nothing"
     assert client.admin.truncate(ledger, str(before[1])) == begin, "neither does asking for less"
@@ -144,7 +144,7 @@ def test_a_stream_is_truncated_along_the_lineage_of_its_keys(
 
 
 def test_conditions_and_whole_transactions_meet_removed_segments(
-    client: rollbridge.Bridge, scope: str, topics: TopicAdmin
+    client: rollbridge.Bridge, scope: str, kafka: KafkaClient
 ) -> None:
     stream = f"{scope}/removed"
     client.admin.create_stream(stream)
@@ -154,7 +154,7 @@ def test_conditions_and_whole_transactions_meet_removed_segments(
     tail = writer.tail(key=b"a")
     client.admin.scale(stream, seal=[0], ranges=[(0.0, 1.0)])
     client.admin.truncate(stream, "latest")
-    eventually(lambda: not topics.topic_ids([topic(stream, 0, 0)]), "the segment is removed")
+    eventually(lambda: not kafka.topics.topic_ids([topic(stream, 0, 0)]), "the segment is removed")
     fresh = client.cas_writer(stream)
     for one in (writer, fresh):
         with pytest.raises(CasWriteError) as caught:
@@ -217,13 +217,13 @@ def test_where_all_was_truncated_nobody_says_that_nothing_was_written(
 
 
 def test_who_has_not_heard_that_a_segment_was_removed_does_not_say_that_nothing_stood_there(
-    site: Site, client: rollbridge.Bridge, ledger: str, topics: TopicAdmin
+    site: Site, client: rollbridge.Bridge, ledger: str, kafka: KafkaClient
 ) -> None:
     write(client, ledger, [b"0", b"1"])
     client.admin.scale(ledger, seal=[0], ranges=[(0.0, 1.0)])
     old = client.admin.history(ledger)
     client.admin.truncate(ledger, "latest")
-    eventually(lambda: not topics.topic_ids([topic(ledger, 0, 0)]), "the topic is deleted")
+    eventually(lambda: not kafka.topics.topic_ids([topic(ledger, 0, 0)]), "the topic is deleted")
     end = old.sealed_end(SegmentId.of(0, 0))
     assert end is not None
     assert not old.removed, "that is not known yet"
@@ -262,7 +262,7 @@ def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others
     site: Site,
     client: rollbridge.Bridge,
     ledger: str,
-    topics: TopicAdmin,
+    kafka: KafkaClient,
     unique_name: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -285,7 +285,8 @@ def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others
         client.admin.truncate(ledger, "latest")
     client.admin.truncate(ledger, "2-2:1:0")
     assert values(client, ledger) == [b"7", b"8"]
-    eventually(lambda: not topics.topic_ids([topic(ledger, 0, 0), topic(ledger, 1, 1)]), "two segments are removed")
+    removed = [topic(ledger, 0, 0), topic(ledger, 1, 1)]
+    eventually(lambda: not kafka.topics.topic_ids(removed), "two segments are removed")
     # A member that has lost records goes on at what is left, after what it had fetched before.
     assert read_and_commit(begun, b"8")[-2:] == [b"7", b"8"]
     begun.close()
@@ -294,7 +295,7 @@ def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others
     late.close()
 
 
-def test_retention_by_time_and_by_size(client: rollbridge.Bridge, scope: str, topics: TopicAdmin) -> None:
+def test_retention_by_time_and_by_size(client: rollbridge.Bridge, scope: str, kafka: KafkaClient) -> None:
     by_time, by_size = f"{scope}/by-time", f"{scope}/by-size"
     client.admin.create_stream(by_time, retention_time=timedelta(milliseconds=300))
     client.admin.create_stream(by_size)
@@ -303,7 +304,7 @@ def test_retention_by_time_and_by_size(client: rollbridge.Bridge, scope: str, to
     for stream in (by_time, by_size):
         write(client, stream, [b"old"])
     client.admin.scale(by_time, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
-    eventually(lambda: not topics.topic_ids([topic(by_time, 0, 0)]), "what is older than the limit is removed")
+    eventually(lambda: not kafka.topics.topic_ids([topic(by_time, 0, 0)]), "what is older than the limit is removed")
     assert values(client, by_time) == []
     numbers = iter(range(10_000))
 
@@ -311,7 +312,7 @@ def test_retention_by_time_and_by_size(client: rollbridge.Bridge, scope: str, to
 
     def old_is_gone() -> bool:
         write(client, by_size, [b"%0500d" % next(numbers)])
-        return topics.first([segment])[segment] > 0
+        return kafka.offsets.first([segment])[segment] > 0
 
     eventually(old_is_gone, "what is beyond the limit is deleted")
     client.admin.update_stream(by_size, retention_bytes=None)
@@ -364,10 +365,10 @@ def test_bad_input(client: rollbridge.Bridge, orders: str, payments: str, scope:
 
 
 def test_frames_are_read_again_although_what_lies_between_them_was_truncated_meanwhile(
-    site: Site, topics: TopicAdmin, topic_prefix: str
+    site: Site, kafka: KafkaClient, topic_prefix: str
 ) -> None:
     size, count = 300_000, 100
-    topics.create_topics([TopicSpec(name=topic_prefix)])
+    kafka.topics.create_topics([TopicSpec(name=topic_prefix)])
     produce(site.cluster.bootstrap_servers, topic_prefix, [b"%06d" % number * (size // 6) for number in range(count)])
     reader = FrameReader(KafkaClient(site.cluster.bootstrap_servers).log())
 
@@ -375,7 +376,7 @@ def test_frames_are_read_again_although_what_lies_between_them_was_truncated_mea
         return reader.read(FrameRef((topic_prefix, 0), offset, PieceKey(0, 0, 0), 0, 1, size, None))
 
     assert read(0)[:6] == b"000000"
-    topics.delete_records({topic_prefix: count - 5})  # the library reads ahead, but not as far
+    kafka.topics.delete_records({topic_prefix: count - 5})  # the library reads ahead, but not as far
     assert read(count - 3)[:6] == b"000097"
     with pytest.raises(CorruptDataError):
         read(1)

@@ -218,7 +218,7 @@ class Party:
     def snapshots(self) -> int:
         """How many records of snapshots were written."""
         return sum(
-            KafkaClient(self.cluster.bootstrap_servers).topics.end([snapshot_indexes_topic(self.scope)]).values()
+            KafkaClient(self.cluster.bootstrap_servers).offsets.end([snapshot_indexes_topic(self.scope)]).values()
         )
 
 
@@ -465,7 +465,7 @@ def test_a_coordinator_says_what_only_a_newer_release_can_read(party: Party) -> 
         newer = known.value.replace(b'{"version": 1', b'{"version": 3', 1)
         assert newer != known.value
         session.set(node, newer)
-        buffer = KafkaClient(party.cluster.bootstrap_servers).topics
+        buffer = KafkaClient(party.cluster.bootstrap_servers).offsets
         written = buffer.end([StreamName.parse(stream).buffer_topic()])
         party.start("two", HEAD)
         party.await_leader("two")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -247,7 +246,8 @@ def test_a_transaction_whose_first_frame_came_again_behind_those_that_are_gone_i
     scene.site.stop_coordinator()
     place, offset = scene.first_frame_again(txn.id)
     assert scene.verify()["compared_with_buffers"] == 3
-    with closing(KafkaClient(scene.site.cluster.bootstrap_servers).topics) as admin:
+    with KafkaClient(scene.site.cluster.bootstrap_servers) as kafka:
+        admin = kafka.topics
         admin.delete_records({place: offset})
     found = scene.verify()
     assert (found["records"]["matched"], found["compared_with_buffers"]) == (44, 0)
@@ -289,8 +289,9 @@ def test_what_is_deleted_in_the_midst_of_the_reading_is_no_finding(
     config = scene.client.admin.describe(scene.stream).config
     buffers = [(config.buffer_topic, number) for number in range(config.buffer_partitions)]
     places = {"buffers": buffers, "commit log": [(scene.log, 0)], "segments": [(scene.topic, 0)]}[reading]
-    with closing(KafkaClient(scene.site.cluster.bootstrap_servers).topics) as admin:
-        admin.delete_records(admin.end(buffers))  # so that what follows is read first
+    with KafkaClient(scene.site.cluster.bootstrap_servers) as kafka:
+        admin = kafka.topics
+        admin.delete_records(kafka.offsets.end(buffers))  # so that what follows is read first
         txn = scene.client.begin(scene.stream)
         for number in range(4):
             txn.write(scene.stream, key=b"k", value=b"%d" % number)
@@ -299,7 +300,7 @@ def test_what_is_deleted_in_the_midst_of_the_reading_is_no_finding(
         with scene.client.transaction(scene.stream) as last:
             last.write(scene.stream, key=b"k", value=b"last")
         scene.site.stop_coordinator()
-        ends = admin.end(places)
+        ends = kafka.offsets.end(places)
         found = scene.verify_while(lambda: admin.delete_records({at: max(ends[at] - 2, 0) for at in places}), reading)
     assert found.findings.named == []
     tally = found.tally

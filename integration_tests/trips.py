@@ -31,7 +31,7 @@ TIMES: Final = 10
 """How often each piece of work is done."""
 ROOT: Final = "/house"
 STREAM: Final = "house/orders"
-WRITE: Final = "Writing.write"
+WRITE: Final = "RecordWriter.write"
 COMMIT: Final = "Transaction.commit_async"
 ROUND: Final = "work"
 MERGE: Final = "merge_direct"

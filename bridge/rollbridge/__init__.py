@@ -35,8 +35,7 @@ if TYPE_CHECKING:
     from rollbridge.client.recovery import ResumedTransaction
     from rollbridge.client.results import CommitResult, PartHandle, Savepoint
     from rollbridge.client.savepoints import SavepointFuture
-    from rollbridge.client.transaction import AbortFuture, CommitFuture, Transaction
-    from rollbridge.client.writing import Part
+    from rollbridge.client.transaction import AbortFuture, CommitFuture, Part, Transaction
     from rollbridge.config import ClientOptions
     from rollbridge.consumer.consumer import Consumer
     from rollbridge.consumer.fetched_ranges import Batch
@@ -65,8 +64,7 @@ _NAMES = {
     "rollbridge.client.recovery": "ResumedTransaction",
     "rollbridge.client.results": "CommitResult PartHandle Savepoint",
     "rollbridge.client.savepoints": "SavepointFuture",
-    "rollbridge.client.transaction": "AbortFuture CommitFuture Transaction",
-    "rollbridge.client.writing": "Part",
+    "rollbridge.client.transaction": "AbortFuture CommitFuture Part Transaction",
     "rollbridge.config": "ClientOptions",
     "rollbridge.consumer.consumer": "Consumer",
     "rollbridge.consumer.fetched_ranges": "Batch",

@@ -37,9 +37,9 @@ def test_a_commit_that_is_asked_for_knows_when_and_what() -> None:
     bench = Bench()
     transaction = bench.begin(ORDERS)
     transaction.write_all(ORDERS, [(b"k", b"v"), (b"k", b"w")])
-    before = transaction.completion.asked
+    before = transaction._writing.completion.asked
     transaction.commit_async()
-    asked = transaction.completion.asked
+    asked = transaction._writing.completion.asked
     assert before is None
     assert asked is not None
     at_s, records, size = asked
@@ -57,8 +57,8 @@ def test_an_end_is_counted_by_what_the_commit_log_says(reason: str, how: Unfinis
     bench = Bench()
     transaction = bench.begin()
     bench.settle(transaction, ControlKind.ABORT, reason)
-    transaction.completion.count_unfinished()
-    transaction.completion.count_unfinished()
+    transaction._writing.completion.count_unfinished()
+    transaction._writing.completion.count_unfinished()
     assert ends(bench) == {how: 1}, "once"
 
 
@@ -67,8 +67,8 @@ def test_what_could_not_be_sent_is_counted_once() -> None:
     bench.use(ORDERS, PAYMENTS)
     transaction = bench.begin()
     bench.sender.acknowledge(1, REFUSED)
-    assert transaction.completion.settled
-    transaction.completion.count_unfinished()
+    assert transaction._writing.completion.settled
+    transaction._writing.completion.count_unfinished()
     assert ends(bench) == {Unfinished.INCOMPLETE: 1}
 
 
@@ -84,10 +84,10 @@ def test_a_begin_that_finds_no_room_is_no_open_transaction() -> None:
 
 def test_an_outcome_that_will_not_be_learned_is_unknown() -> None:
     bench = Bench()
-    bench.begin().completion.give_up("closed")
+    bench.begin()._writing.completion.give_up("closed")
     second = bench.begin(counter=7)
-    second.completion.fence()
-    second.completion.give_up("closed")
+    second._writing.completion.fence()
+    second._writing.completion.give_up("closed")
     assert ends(bench) == {Unfinished.UNKNOWN: 1, Unfinished.FENCED: 1}
 
 

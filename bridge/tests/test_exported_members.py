@@ -64,6 +64,25 @@ def test_the_public_names_are_these() -> None:
     assert set(rollbridge.__all__) == PUBLIC
 
 
+WRITER = {"flush", "id", "number", "records", "streams", "write", "write_all"}
+OWNER = WRITER | {
+    "abort", "abort_async", "commit", "commit_async", "expect", "extend", "label", "rollback_to", "savepoint",
+    "savepoint_async", "send_offsets",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("writer", "names"),
+    [
+        (rollbridge.Transaction, OWNER),
+        (rollbridge.ResumedTransaction, OWNER | {"earlier_records", "last_savepoint"}),
+        (rollbridge.Part, WRITER | {"check_parts", "finish"}),
+    ],
+)
+def test_whoever_writes_a_transaction_sees_these_names(writer: type, names: set[str]) -> None:
+    assert {name for name in dir(writer) if not name.startswith("_")} == names
+
+
 def test_every_public_name_is_there_and_documented() -> None:
     for name in PUBLIC:
         assert getattr(rollbridge, name).__doc__, f"bridge.{name} has no docstring"

@@ -86,7 +86,7 @@ def test_each_call_that_would_make_the_manifest_too_large_is_refused_and_the_res
     transaction.write(ORDERS, key=b"k", value=b"v")
     transaction.send_offsets({("topic", 0): 7}, "group")
     transaction.expect(ORDERS, key=b"k", sn=EMPTY)
-    room = transaction._writer.room
+    room = transaction._writing.writer.room
     room.limit = room.bytes
     with pytest.raises(TransactionTooLargeError, match="this record was not written: commit what there is"):
         transaction.write(PAYMENTS, key=b"k", value=b"no")
@@ -130,7 +130,7 @@ def test_records_without_a_key_stay_where_they_are_if_there_is_no_room_for_anoth
     bench.use(ORDERS, segments=2)
     transaction = bench.begin()
     transaction.write(ORDERS, value=bytes(500_000))
-    room = transaction._writer.room
+    room = transaction._writing.writer.room
     room.limit = room.bytes
     for _ in range(3):
         transaction.write(ORDERS, value=bytes(500_000))

@@ -149,20 +149,20 @@ class World:
             )
             with suppress(BackpressureError, IncompleteError):
                 action(transaction)
-            if self.choice.random() < 0.04 and not transaction.completion.settled:
+            if self.choice.random() < 0.04 and not transaction._writing.completion.settled:
                 self.outcome(transaction)
                 return
-        while transaction._protocol.asked is None and not transaction.completion.closed:
+        while transaction._writing.protocol.asked is None and not transaction._writing.completion.closed:
             with suppress(BackpressureError):
                 self.end(transaction)
 
     def write(self, transaction: Transaction) -> None:
-        if not transaction.completion.closed:
+        if not transaction._writing.completion.closed:
             with suppress(RollbridgeError):
                 transaction.write(self.choice.choice(transaction.streams), key=b"k", value=b"v")
 
     def save(self, transaction: Transaction) -> None:
-        if transaction.completion.closed:
+        if transaction._writing.completion.closed:
             return
         self.saved.append((cast("Any", None), self._now(transaction)))
         held = len(self.saved)
@@ -179,23 +179,23 @@ class World:
 
     def end(self, transaction: Transaction) -> None:
         self.needs = self.needs or self._now(transaction)
-        before, is_closed = transaction._protocol.asked, transaction.completion.closed
+        before, is_closed = transaction._writing.protocol.asked, transaction._writing.completion.closed
         is_commit = self.choice.random() < 0.7
         try:
             (transaction.commit_async if is_commit else transaction.abort_async)()
         finally:
-            if transaction._protocol.asked is None:
+            if transaction._writing.protocol.asked is None:
                 self.needs = {}
         if before is None and not is_closed:
             wanted = EndEvent.COMMIT if is_commit else EndEvent.ABORT
-            assert transaction._protocol.asked is wanted, "something else was asked for"
-        assert before in (None, transaction._protocol.asked), "something else is asked for later"
+            assert transaction._writing.protocol.asked is wanted, "something else was asked for"
+        assert before in (None, transaction._writing.protocol.asked), "something else is asked for later"
 
     def again(self, transaction: Transaction) -> None:
         """The leader has not heard of the end, and says so."""
-        if transaction._asked is not None and not self.is_over:
+        if transaction._writing._asked is not None and not self.is_over:
             self.is_repeating = True
-            transaction.ask_again(transaction._asked.order)
+            transaction._writing.ask_again(transaction._writing._asked.order)
             self.is_repeating = False
 
     def outcome(self, transaction: Transaction) -> None:
@@ -205,16 +205,16 @@ class World:
         if how == 0:
             self.bench.settle(transaction, ControlKind.ABORT, reason=EXPIRED)
         elif how == 1:
-            transaction.completion.fence()
+            transaction._writing.completion.fence()
         else:
-            transaction.completion.leave("this process is a fork")
+            transaction._writing.completion.leave("this process is a fork")
 
     def _now(self, transaction: Transaction) -> dict[str, int]:
         """Return how many messages the buffers will have got once everything written has been handed over."""
-        slots = [slot for slot in transaction._writer.slots() if slot.in_batch or slot.ready is not None]
+        slots = [slot for slot in transaction._writing.writer.slots() if slot.in_batch or slot.ready is not None]
         found = dict(self.handed)
         for slot in slots:
-            topic = transaction._buffers[slot.place][0]
+            topic = transaction._writing.buffers[slot.place][0]
             found[topic] = found.get(topic, 0) + 1
         return found
 
@@ -229,7 +229,7 @@ def run(seed: int) -> str:
         return "not begun"
     world.play(transaction)
     world.deliver_all()
-    protocol, completion = transaction._protocol, transaction.completion
+    protocol, completion = transaction._writing.protocol, transaction._writing.completion
     assert world.is_over or sum(protocol.sent) <= protocol.answers, "somebody waits for what is never answered"
     for future, _ in world.futures:
         assert future.done() or world.is_over, "a savepoint is neither made nor refused"

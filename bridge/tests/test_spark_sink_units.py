@@ -294,7 +294,9 @@ class HeldPart:
         limits: TopicLimits | None = None,
     ) -> None:
         self.frames: list[tuple[int, FrameHeader, bytes]] = []
-        self.id, self.number, self.compression = TransactionId.of(0, 99), 3, Compression.NONE
+        self.id, self.number = TransactionId.of(0, 99), 3
+        self._writing, self.completion = self, Completion(self.id.bytes)
+        self.runtime = SimpleNamespace(limits=FrameLimits(frame_bytes=frame_bytes))
         cuts = [place / segments for place in range(segments)]
         routes = [
             Route(
@@ -312,7 +314,7 @@ class HeldPart:
             )
             for stream in STREAMS
         ]
-        self.writer = PartWriter(Completion(self.id.bytes), 3, routes, FrameLimits(frame_bytes=frame_bytes), self.emit)
+        self.writer = PartWriter(self.completion, self.number, routes, self.runtime.limits, self.emit)
 
     def emit(self, place: int, key: bytes, value: bytes) -> None:
         header = unpack_header(key)

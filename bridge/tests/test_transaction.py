@@ -38,8 +38,8 @@ from rollbridge.client.futures import Completion
 from rollbridge.client.outcomes import Explained
 from rollbridge.client.results import PartHandle, Piece
 from rollbridge.client.sender import Undelivered
-from rollbridge.client.transaction import Transaction
-from rollbridge.client.writing import Part
+from rollbridge.client.transaction import Part, Transaction
+from rollbridge.client.writing import Writing
 from rollbridge.commitlog.control import EXPIRED, ControlKind
 from rollbridge.errors import (
     BackpressureError,
@@ -579,10 +579,10 @@ def test_what_waits_in_the_outbox_goes_after_a_moment(bench: Bench) -> None:
     transaction = bench.begin(ORDERS)
     long_ago, deadline = time.monotonic() - 60, time.monotonic() + 120
     while not bench.sender.sent:
-        transaction.cut_older(long_ago)
+        transaction._writing.cut_older(long_ago)
         assert time.monotonic() < deadline
     assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN]
-    transaction.cut_older(long_ago)
+    transaction._writing.cut_older(long_ago)
     assert bench.sender.kinds(ORDERS) == [FrameKind.BEGIN], "and only once"
 
 
@@ -590,12 +590,12 @@ def test_a_transaction_whose_frames_wait_for_room_is_not_prompt(bench: Bench) ->
     """Housekeeping holds its lock meanwhile, for which the thread of an event loop must not wait."""
     transaction = bench.begin(ORDERS)
     found: list[bool] = []
-    bench.sender.asked = lambda: found.append(transaction.can_write_now())
+    bench.sender.asked = lambda: found.append(transaction._writing.can_write_now())
     while not found:
-        assert transaction.can_write_now()
-        transaction.cut_older(time.monotonic() - 60)
+        assert transaction._writing.can_write_now()
+        transaction._writing.cut_older(time.monotonic() - 60)
     assert found == [False]
-    assert transaction.can_write_now()
+    assert transaction._writing.can_write_now()
 
 
 def test_large_frames_go_by_themselves_behind_what_waits(bench: Bench) -> None:
@@ -653,7 +653,7 @@ def test_parts_of_another_transaction_or_named_twice_are_refused(bench: Bench) -
 
 def test_a_part_writes_frames_of_its_own_and_ends_with_a_handle(bench: Bench) -> None:
     owner = bench.begin(ORDERS)
-    part = Part(bench.runtime, bench.plan, owner.completion, 3)
+    part = Part(Writing(bench.runtime, bench.plan, owner._writing.completion, 3))
     part.write(ORDERS, key=b"a", value=b"v")
     with pytest.raises(UnavailableError):
         part.finish()
@@ -668,7 +668,7 @@ def test_a_part_writes_frames_of_its_own_and_ends_with_a_handle(bench: Bench) ->
 
 def test_a_part_of_an_ended_transaction_can_not_be_finished(bench: Bench) -> None:
     owner = bench.begin(ORDERS)
-    part = Part(bench.runtime, bench.plan, owner.completion, 3)
+    part = Part(Writing(bench.runtime, bench.plan, owner._writing.completion, 3))
     bench.settle(owner, ControlKind.ABORT, reason="x")
     with pytest.raises(TransactionAbortedError):
         part.finish()
@@ -701,7 +701,7 @@ def test_a_timestamp_before_1970_is_refused(bench: Bench) -> None:
 
 def test_what_only_an_open_transaction_needs_is_let_go(bench: Bench) -> None:
     transaction = bench.begin(ORDERS)
-    completion = transaction.completion
+    completion = transaction._writing.completion
     assert len(completion.writers) == 1
     transaction.commit_async()
     bench.settle(transaction, ControlKind.COMMIT)
@@ -762,8 +762,8 @@ def test_no_leader_is_asked_about_a_transaction_that_no_broker_has_taken(
     transaction = bench.begin(*streams)
     transaction.write(ORDERS, b"key", b"value")
     end(transaction)
-    transaction.doubt()
+    transaction._writing.doubt()
     assert bench.outcomes.doubted == []
     bench.sender.acknowledge()
-    transaction.doubt()
+    transaction._writing.doubt()
     assert bench.outcomes.doubted == [transaction.id.bytes]

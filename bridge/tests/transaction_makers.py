@@ -20,7 +20,7 @@ from rollbridge.client.outcomes import Explained
 from rollbridge.client.sender import Undelivered
 from rollbridge.client.sessions import CommitNumbers
 from rollbridge.client.transaction import Transaction
-from rollbridge.client.writing import BeginPlan, TransactionContext
+from rollbridge.client.writing import BeginPlan, OwnerWriting, TransactionContext
 from rollbridge.commitlog.control import ControlKind, ControlRecord
 from rollbridge.errors import (
     BackpressureError,
@@ -196,7 +196,7 @@ class Bench:
         """Begin a transaction of these streams, or of those that are used."""
         if streams:
             self.use(*streams)
-        return Transaction(self.runtime, self.plan, counter)
+        return Transaction(OwnerWriting.begun(self.runtime, self.plan, counter))
 
     def settle(self, transaction: Transaction, kind: ControlKind, reason: str = "", offset: int = 5) -> None:
         record = ControlRecord(transaction.id, kind, "loader", 0, 0, 1, reason=reason)

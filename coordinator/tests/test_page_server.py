@@ -435,14 +435,14 @@ def test_the_doctor_looks_once_a_minute_and_only_if_somebody_asks() -> None:
         ValueError("a defect"),
     ]
 
-    def examine(_: ConnectionSettings) -> list[Finding]:
+    def examine() -> list[Finding]:
         looks.acquire(timeout=60)
         found = outcomes.pop(0)
         if isinstance(found, Exception):
             raise found
         return found
 
-    visits = DoctorVisits(ConnectionSettings(bootstrap_servers="b:1", zookeeper="z:1"), examine, hands)
+    visits = DoctorVisits(examine, hands)
     assert len(outcomes) == 3
     assert visits.look()["looked_ms"] is None
     assert visits.look()["looking"] is True

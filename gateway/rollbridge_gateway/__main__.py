@@ -56,13 +56,7 @@ def run(settings: GatewaySettings, ready: Callable[[str], None] = lambda line: N
     settings.tls_context()  # what is wrong with its files is told before anything is opened
     settings.check_certificate(datetime.now(UTC))
     session, lease = (
-        ZooKeeperSession(
-            settings.connection.zookeeper,
-            root=settings.connection.zookeeper_root,
-            session_timeout_s=settings.session_timeout_s,
-            name=name,
-            security=settings.connection.zookeeper_security,
-        )
+        ZooKeeperSession.of(settings.connection, name=name, session_timeout_s=settings.session_timeout_s)
         for name in (settings.name, f"{settings.name}-lease")
     )
     gc.freeze()  # what was imported stays

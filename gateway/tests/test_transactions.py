@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import re
 from typing import Any
 
 import pytest
 
 from rollbridge.base.ids import TransactionId
 from rollbridge.client.futures import Completion
+from rollbridge.client.writing import OwnerWriting
 from rollbridge.commitlog.control import EXPIRED, ControlKind, ControlRecord
 from rollbridge.errors import OutcomeUnknownError
+from rollbridge_gateway.producer import transactions
 from rollbridge_gateway.producer.procedures import LostTransactionError
 from rollbridge_gateway.producer.transactions import TransactionClient
 
@@ -20,7 +25,7 @@ class Late:
     """A transaction whose commit is not answered in time, and whose outcome is known right after that."""
 
     def __init__(self) -> None:
-        self.completion = Completion(ID.bytes, "gateway")
+        self._writing, self.completion = self, Completion(ID.bytes, "gateway")
 
     def commit(self, timeout: float) -> None:
         raise OutcomeUnknownError("not answered in time", transaction=str(ID))
@@ -72,3 +77,23 @@ def test_one_of_which_nobody_will_ever_tell_is_kept_until_its_producer_has_heard
     with pytest.raises(LostTransactionError):
         rolling.finish(commit=True, reason="", timeout_s=0)
     assert not rolling.is_open
+
+
+def test_of_what_is_inside_a_transaction_the_gateway_uses_these_names() -> None:
+    tree = ast.parse(inspect.getsource(transactions))
+    used = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and re.fullmatch(r"writing|writing_of\(.+\)", ast.unparse(node.value))
+    }
+    assert used == {
+        "can_write_now",
+        "completion",
+        "part_stream",
+        "placed",
+        "put_batch",
+        "records",
+        "send_offsets",
+        "writer",
+    }
+    assert used <= set(dir(OwnerWriting))

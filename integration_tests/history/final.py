@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 
 from confluent_kafka import Message
 
@@ -47,8 +46,8 @@ def stream_states(
 
 def starts(bootstrap_servers: str, state: StreamState) -> dict[SegmentId, int]:
     """Where the segments that are left of a stream begin."""
-    with closing(KafkaClient(bootstrap_servers).topics) as admin:
-        found = admin.first([state.places[segment] for segment in state.rows])
+    with KafkaClient(bootstrap_servers) as kafka:
+        found = kafka.offsets.first([state.places[segment] for segment in state.rows])
     return {segment: found[state.places[segment]] for segment in state.rows}
 
 

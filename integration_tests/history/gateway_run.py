@@ -6,7 +6,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -109,7 +109,8 @@ class GatewayRun(Trial):
             for stream in (*STREAMS, NAMED):
                 client.admin.create_stream(stream, segments=2)
             self._owner.begin()
-            with closing(KafkaClient(self._cluster.bootstrap_servers).topics) as admin:
+            with KafkaClient(self._cluster.bootstrap_servers) as kafka:
+                admin = kafka.topics
                 admin.create_topics([TopicSpec(name=topic_of(ADOPTED), partitions=PARTITIONS)])
             client.admin.adopt_topic(topic_of(ADOPTED), stream=ADOPTED)
         for _ in range(PASSERS):
@@ -211,7 +212,8 @@ class GatewayRun(Trial):
     def _make_named_topic(self) -> Iterator[None]:
         """The brokers have a topic with the name of a stream for a while, which plain producers write to."""
         topic = topic_of(NAMED)
-        with closing(KafkaClient(self._cluster.bootstrap_servers).topics) as admin:
+        with KafkaClient(self._cluster.bootstrap_servers) as kafka:
+            admin = kafka.topics
             admin.create_topics([TopicSpec(name=topic, partitions=PARTITIONS)])
             self._compare(topic)
             yield

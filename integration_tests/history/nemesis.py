@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -367,7 +367,7 @@ class Nemesis:
         stream = f"{StreamName.parse(self._streams[0]).scope}/lost-{self._choice.randrange(1 << 30)}"
         with (
             rollbridge.connect(self._cluster.bootstrap_servers, zookeeper=self._cluster.zookeeper) as client,
-            closing(KafkaClient(self._cluster.bootstrap_servers).topics) as admin,
+            KafkaClient(self._cluster.bootstrap_servers) as kafka,
         ):
             client.admin.create_stream(stream)
             [segment] = client.admin.history(stream).active.segments
@@ -377,7 +377,7 @@ class Nemesis:
             eventually(
                 lambda: any(item.id == transaction.id for item in client.admin.transactions()), "it is on record"
             )
-            admin.delete_topics([topic(StreamName.parse(stream), segment.id)])
+            kafka.topics.delete_topics([topic(StreamName.parse(stream), segment.id)])
             with suppress(RollbridgeError):
                 transaction.commit_async()  # what becomes of it, whoever leads says
             yield

@@ -11,7 +11,6 @@ import random
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 from typing import Final
 
 from confluent_kafka import KafkaException
@@ -116,7 +115,8 @@ class Owner:
 
     def _add_partition(self) -> bool:
         """Add a partition; return whether to release the topic: half of the times to no purpose."""
-        with closing(KafkaClient(self._bootstrap_servers).topics) as admin:
+        with KafkaClient(self._bootstrap_servers) as kafka:
+            admin = kafka.topics
             count = admin.describe([self._topic])[self._topic].partitions
         if count >= PARTITIONS_MAX:
             return self._make_anew()
@@ -129,7 +129,8 @@ class Owner:
         The controller has made it before brokers have heard of it: until then, they acknowledge what they write into
         the log that they are to delete.
         """
-        with closing(KafkaClient(self._bootstrap_servers).topics) as admin:
+        with KafkaClient(self._bootstrap_servers) as kafka:
+            admin = kafka.topics
             former = admin.topic_ids([self._topic]).get(self._topic)
             self._kafka.delete_topics([self._topic])[self._topic].result(KAFKA_S)
             eventually(self._is_created, f"topic {self._topic} is made again", KAFKA_S)

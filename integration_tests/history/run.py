@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -146,7 +146,8 @@ class Run(Trial):
         eventually(lambda: java not in self._workers.alive("java"), "a Java producer ends", BEGIN_S)
 
     def _adopt(self, client: rollbridge.Bridge) -> None:
-        with closing(KafkaClient(self._cluster.bootstrap_servers).topics) as admin:
+        with KafkaClient(self._cluster.bootstrap_servers) as kafka:
+            admin = kafka.topics
             admin.create_topics([TopicSpec(name=topic_of(ADOPTED), partitions=PARTITIONS)])
         adopted = client.admin.adopt_topic(topic_of(ADOPTED), stream=ADOPTED)
         assert adopted.config.first_epoch == 0, "native producers note places in the first epoch"
@@ -249,10 +250,10 @@ class Run(Trial):
     def _whole_log(self, historian: Historian) -> list[tuple[int, ControlRecord]]:
         """The commit log, most of which has been truncated; the historian has read it all."""
         place = GROUP.commit_log_topic
-        with closing(KafkaClient(self._cluster.bootstrap_servers).topics) as admin:
-            [end] = admin.end([place]).values()
+        with KafkaClient(self._cluster.bootstrap_servers) as kafka:
+            [end] = kafka.offsets.end([place]).values()
             eventually(lambda: historian.next >= end or bool(historian.gaps), "the historian comes to the end", HEAL_S)
-            [first] = admin.first([place]).values()
+            [first] = kafka.offsets.first([place]).values()
         log = historian.end()
         assert not historian.gaps, historian.gaps
         self.report.answers["offsets of the commit log truncated"] = first

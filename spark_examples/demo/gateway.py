@@ -17,7 +17,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -161,7 +161,8 @@ def await_that(condition: Callable[[], bool], *jobs: FlinkJob) -> None:
 def play(b: rollbridge.Bridge, gateway: str, folder: Path, *, records: int = RECORDS, dead_s: float = DEAD_S) -> Told:
     """Run both jobs, kill them, look at the readers, and let the jobs go on; return what was found."""
     servers = b.settings.bootstrap_servers
-    with closing(KafkaClient(servers).topics) as admin:
+    with KafkaClient(servers) as kafka:
+        admin = kafka.topics
         admin.create_topics(TopicSpec(name=topic) for topic in (BEHIND, STRAIGHT))
     b.admin.adopt_topic(BEHIND)
     began = time.monotonic()

@@ -236,22 +236,6 @@ class BackgroundCall(Generic[T]):
         then()
 
 
-class Closing(ABC):
-    """Context that closes what is entered at its end."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @abstractmethod
-    def close(self) -> None:
-        """Close it."""
-
-
 # Futures
 
 
@@ -293,6 +277,22 @@ class LightFuture(ABC, Generic[T]):
 
     def cancelled(self) -> bool:
         return False
+
+
+class Closable(ABC):
+    """Object for a ``with`` block, whose end closes it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close it; closing again does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 # Code of the application

@@ -213,10 +213,9 @@ class SnapshotReader:
             KafkaUnavailableError, NotAuthorizedError
         """
         self._kafka = kafka
-        self._admin = kafka.topics
         self._segments = snapshot_segments_topic(scope)
         topics = {SEGMENTED: snapshot_indexes_topic(scope), SINGLE: snapshot_topic(scope)}
-        self._known = self._admin.topic_ids([*topics.values(), self._segments])
+        self._known = kafka.topics.topic_ids([*topics.values(), self._segments])
         self._indexes: dict[str, Mapping[bytes, LatestRecord]] = {
             kind: read_latest(kafka, topic) if topic in self._known else {} for kind, topic in topics.items()
         }
@@ -229,7 +228,7 @@ class SnapshotReader:
         """Iterate over the snapshots of streams, whose buffers are asked for together."""
         buffers = {stream.name: list(_buffers(stream)) for stream in streams}
         logs = {(stream.group.commit_log_topic, 0) for stream in streams}
-        ends = self._admin.end([*chain.from_iterable(buffers.values()), *logs]) if streams else {}
+        ends = self._kafka.offsets.end([*chain.from_iterable(buffers.values()), *logs]) if streams else {}
         for stream in streams:
             yield from self._of(stream, buffers[stream.name], ends)
 
@@ -294,7 +293,7 @@ class SnapshotReader:
         if not found:
             return []
         counts = {item.partition: _Ends(0 if item.snapshot is None else item.snapshot.position) for item in found}
-        first = self._admin.first(counts)
+        first = self._kafka.offsets.first(counts)
         ranges = {}
         for item in found:
             start = max(first[item.partition], min(counts[item.partition].position, item.buffer_end - STRANGERS_LOOK))
@@ -311,7 +310,7 @@ class SnapshotReader:
     def _outcomes(self, topic: str, end: int) -> tuple[set[bytes], set[bytes]]:
         """Return the ids of the committed and of the aborted transactions in a commit log below an offset."""
         outcomes: dict[ControlKind | None, set[bytes]] = {kind: set() for kind in (*ControlKind, None)}
-        [start] = self._admin.first([topic]).values()
+        [start] = self._kafka.offsets.first([topic]).values()
         for message in read_all(self._kafka, topic, start=start):
             if message.offset >= end:
                 break
@@ -321,7 +320,7 @@ class SnapshotReader:
     def _begun(self, partition: Partition) -> set[bytes]:
         """Return the ids of the transactions with a BEGIN frame in a buffer partition."""
         begun: set[bytes] = set()
-        [start] = self._admin.first([partition]).values()
+        [start] = self._kafka.offsets.first([partition]).values()
         for message in read_all(self._kafka, *partition, start):
             transaction, kinds = _frames_of(message)
             if FrameKind.BEGIN in kinds:

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from types import TracebackType
-from typing import Final, Generic, Self, TypeVar, cast
+from typing import Final, Generic, TypeVar, cast
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.deadlines import Deadline, positive_seconds
+from rollbridge.base.deadlines import Closable, Deadline, positive_seconds
 from rollbridge.base.forks import hold, is_gone
 from rollbridge.base.ids import SegmentId
 from rollbridge.base.sn import ANY, DLSN, EMPTY, SN, Token
@@ -266,7 +265,7 @@ T = TypeVar("T")
 
 
 @checked(leave=("expected",))
-class Synchronizer(Generic[S, U]):
+class Synchronizer(Closable, Generic[S, U]):
     """One state held by any number of processes, each of which may change it if it knows the newest version.
 
     The state is the initial state with the updates under the key applied in log order. An update is written on
@@ -473,14 +472,6 @@ class Synchronizer(Generic[S, U]):
     def closed(self) -> bool:
         """True once the synchronizer is closed."""
         return self._closed
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Synchronizer of {self.stream} under {self.key!r}>"

@@ -9,11 +9,10 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from datetime import timedelta
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from rollbridge.base.arguments import as_headers, as_record, as_timestamp, checked
-from rollbridge.base.deadlines import Deadline, positive_seconds
+from rollbridge.base.deadlines import Closable, Deadline, positive_seconds
 from rollbridge.base.effects import Steps
 from rollbridge.base.forks import check, hold, is_gone
 from rollbridge.base.metrics import TransactionCounts, WriteEnd
@@ -41,7 +40,7 @@ PENDING_MAX: Final = 10_000
 
 
 @checked(leave=("expected",))
-class CasWriter:
+class CasWriter(Closable):
     """Writer to one stream under conditions. Safe to use from several threads; close it, or use a ``with`` block.
 
     Needs no coordinator, except to follow a scale. Conditions hold against all writers to the segments: other
@@ -255,14 +254,6 @@ class CasWriter:
         self._closed = True
         self.flush()
         self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def closed(self) -> bool:

@@ -165,13 +165,7 @@ def connected(context: CliContext, options: ClientOptions | None = None) -> Brid
 
 def zookeeper_session(context: CliContext) -> ZooKeeperSession:
     """Return a ZooKeeper session as the command line says, which its ``with`` block opens; Kafka is not contacted."""
-    settings = context.settings()
-    return ZooKeeperSession(
-        settings.zookeeper,
-        root=settings.zookeeper_root,
-        name=settings.client_name,
-        security=settings.zookeeper_security,
-    )
+    return ZooKeeperSession.of(context.settings())
 
 
 # Exit codes

@@ -67,7 +67,7 @@ def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode
         told = explained(explain)
         context.answer([_explanation(alert) for alert in told], "\n".join(map(plain_runbook, told)))
         return ExitCode.OK
-    facts = gather(context.settings())
+    facts = gather(context.settings(), context.kafka())
     found = find(facts, old)
     document = {
         "looked_at": {

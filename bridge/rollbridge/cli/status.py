@@ -39,12 +39,7 @@ def cluster_status(settings: ConnectionSettings) -> ClusterStatus:
 
 def zookeeper_parts(settings: ConnectionSettings) -> Iterator[PartStatus]:
     """Yield ZooKeeper, and what it knows of: coordinators, gateways, and groups and streams with a fault."""
-    session = ZooKeeperSession(
-        settings.zookeeper,
-        root=settings.zookeeper_root,
-        name=settings.client_name,
-        security=settings.zookeeper_security,
-    )
+    session = ZooKeeperSession.of(settings)
     parts = [_part("zookeeper", NOT_ANSWERING, settings.zookeeper)]
     try:
         session.start(ANSWER_S)

@@ -753,7 +753,7 @@ class Admin:
         Raises:
             NotFoundError: no coordinator has ever served the ZooKeeper path.
         """
-        wanted = GroupName.parse(group) if isinstance(group, str) else group
+        wanted = GroupName.of_any(group)
         groups = self._all_groups() if wanted is None else [wanted]
         found = [record for item in groups for record in self._metadata.transactions(item)]
         return sorted(found, key=lambda record: (record.begun_ms, record.id))
@@ -792,7 +792,7 @@ class Admin:
             CoordinatorUnavailableError: no coordinator answered; nothing was done.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
-        owner = GroupName.parse(group) if isinstance(group, str) else group
+        owner = GroupName.of_any(group)
         owner = owner or self.find_transaction(transaction).group
         request = AdminRequest(
             kind=RequestKind.ABORT_TRANSACTION,

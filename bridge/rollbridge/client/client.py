@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.deadlines import Deadline, Timeout, answers_within
+from rollbridge.base.deadlines import Closable, Deadline, Timeout, answers_within
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import uptime_s
-from rollbridge.client.recovery import ClientContext, Resumer, Resuming
+from rollbridge.client.recovery import ClientContext, Resumer
 from rollbridge.client.sessions import ClientSessions
 from rollbridge.client.transaction import Transaction
-from rollbridge.client.writing import Planner, TransactionContext
+from rollbridge.client.writing import OwnerWriting, Planner, TransactionContext
 from rollbridge.errors import BackpressureError, InvalidRequestError, RollbridgeError, UnavailableError
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import CheckNode
@@ -31,16 +30,12 @@ _PLANS_MAX: Final = 4
 
 
 @checked()
-class BaseClient(Resuming):
+class BaseClient(Resumer, Closable):
     """Operations on transactions under one name."""
 
-    __slots__ = ("_client_context", "_planner", "_resumer", "_runtime", "_sessions")
+    __slots__ = ("_planner",)
 
-    _client_context: ClientContext
-    _sessions: ClientSessions
-    _runtime: TransactionContext
     _planner: Planner
-    _resumer: Resumer
 
     def _use(
         self,
@@ -51,11 +46,8 @@ class BaseClient(Resuming):
         *plans_max: int,
     ) -> None:
         """Set up; called once."""
-        self._client_context = client_context
-        self._sessions = sessions
-        self._runtime = runtime
+        Resumer.__init__(self, name, client_context, sessions, runtime)
         self._planner = client_context.planner(name, sessions, *plans_max)
-        self._resumer = client_context.resumer(name, sessions, runtime)
 
     @property
     @abstractmethod
@@ -108,7 +100,7 @@ class BaseClient(Resuming):
                 f"{client_context.options.open_transactions_max} transactions of this connection are open or wait for "
                 "their outcome; end some of them; nothing was written"
             )
-        return Transaction(runtime, plan, client_context.counters.next(plan.group))
+        return Transaction(OwnerWriting.begun(runtime, plan, client_context.counters.next(plan.group)))
 
     def transaction(
         self,
@@ -143,19 +135,15 @@ class BaseClient(Resuming):
                 over all the same.
             ZooKeeperUnavailableError.
         """
-        resumer = self._resumer_if_open()
+        self._check_open()
         if not self._sessions.is_named:
             raise InvalidRequestError(
                 f"client {self.client_name} was given no name, so it has no sessions; connect with a client_name, or "
                 "use b.client(name)"
             )
-        deadline = Deadline(resumer.seconds(timeout))
+        deadline = Deadline(self._seconds(timeout))
         with answers_within(deadline.left()):
-            return max((resumer.begin_anew(item, deadline.left()) for item in resumer.places(group)), default=0)
-
-    def _resumer_if_open(self) -> Resumer:
-        self._check_open()
-        return self._resumer
+            return max((self._begin_anew(item, deadline.left()) for item in self._places(group)), default=0)
 
 
 @checked()
@@ -214,14 +202,6 @@ class Client(BaseClient):
             return
         self._closed = True
         self._release(self)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Client {self._name}{' (closed)' if self._closed else ''}>"
@@ -301,7 +281,7 @@ class FenceMonitor:
                 self._fenced[name] = client
                 return
             try:
-                client._resumer.look_at_sessions()
+                client._look_at_sessions()
             except RollbridgeError:
                 self._fenced[name] = client
                 raise

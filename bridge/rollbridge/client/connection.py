@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final
 from weakref import WeakMethod, WeakSet, finalize
 
 from rollbridge.base.arguments import checked, checked_call, renamed
@@ -43,7 +42,8 @@ from rollbridge.client.outcomes import OutcomeClient, OutcomeTail
 from rollbridge.client.recovery import ClientContext
 from rollbridge.client.sender import FrameSender
 from rollbridge.client.sessions import ClientSessions, CommitNumbers, CommitsInFlight
-from rollbridge.client.writing import BeginPlan, Part, TransactionContext
+from rollbridge.client.transaction import Part
+from rollbridge.client.writing import BeginPlan, TransactionContext, Writing
 from rollbridge.config import ClientOptions, ConnectionSettings, WriterOptions, load_settings
 from rollbridge.consumer.adopted import TopicGuard
 from rollbridge.consumer.preview import PreviewTail
@@ -205,13 +205,7 @@ class Bridge(BaseClient):
         self._closed = False
         self._kafka = KafkaClient.of(settings)
         deadline = Deadline(self.options.connect_timeout_s)
-        self._session = ZooKeeperSession(
-            settings.zookeeper,
-            root=settings.zookeeper_root,
-            session_timeout_s=self.options.session_timeout_s,
-            name=settings.client_name,
-            security=settings.zookeeper_security,
-        )
+        self._session = ZooKeeperSession.of(settings, session_timeout_s=self.options.session_timeout_s)
         self._session.start(self.options.connect_timeout_s)
         try:
             metadata = Metadata(self._session)
@@ -287,8 +281,8 @@ class Bridge(BaseClient):
                     self._counters.refill,
                     self._send_lingering,
                     in_flight.look,
-                    self._resumer.look_at_sessions,
-                    self._resumer.look_at_missed,
+                    self._look_at_sessions,
+                    self._look_at_missed,
                     self._look_at_shared,
                     self._look_at_clients,
                     kafka.trim,
@@ -402,14 +396,11 @@ class Bridge(BaseClient):
     def _join(self, identifier: TransactionId, deadline: Deadline) -> Part:
         record = self._find(identifier, deadline)
         self._outcomes.follow(record.group, min(self.options.connect_timeout_s, max(deadline.left(), _JOINED_S)))
-        plan = BeginPlan(
-            group=record.group,
-            begin=BeginFrame(record.client_name, record.client_epoch, record.label, record.lease_ms, record.streams),
-            routes=tuple(self._catalog.route(name, epoch) for name, epoch in record.streams.items()),
-            generation=self._catalog.generation,
-        )
+        begin = BeginFrame(record.client_name, record.client_epoch, record.label, record.lease_ms, record.streams)
+        plan = BeginPlan.of(record.group, begin, self._catalog)
         completion = self._outcomes.completion(identifier, record.client_epoch)
-        return Part(self._runtime, plan, completion, self._metadata.claim_part(record.group, identifier))
+        part = self._metadata.claim_part(record.group, identifier)
+        return Part(Writing(self._runtime, plan, completion, part))
 
     def share(self, client_name: str, session: str) -> SharedClient:
         """Use a client name together with other processes, to write transactions with them.
@@ -425,7 +416,10 @@ class Bridge(BaseClient):
         self._check_open()
         check_client_name(client_name)
         with self._shared_lock:
-            found = self._shared.pop((client_name, session), None) or self._new_shared(client_name, session)
+            found = self._shared.pop((client_name, session), None)
+            if found is None:
+                sessions = self._client_context.sessions(client_name, self._housekeeper.poke, session)
+                found = SharedClient(client_name, self._client_context, sessions)
             self._shared[client_name, session] = found
             while len(self._shared) > _SHARED_MAX:
                 del self._shared[next(iter(self._shared))]
@@ -677,32 +671,8 @@ class Bridge(BaseClient):
             if not completion.closed:
                 logger.warning("transaction.left_open txn=%s", completion.transaction)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<Bridge {self.client_name} to {self.settings.bootstrap_servers}>"
-
-    def _new_shared(self, client_name: str, session: str) -> SharedClient:
-        client_context = self._client_context
-        sessions = client_context.sessions(client_name, self._housekeeper.poke, session)
-        runtime = client_context.runtime_of_client()
-        return SharedClient(
-            client_name,
-            self._metadata,
-            self._catalog,
-            runtime,
-            sessions,
-            client_context.planner(client_name, sessions),
-            self._counters,
-            client_context.resumer(client_name, sessions, runtime),
-            self.options.connect_timeout_s,
-        )
 
     def _look_at_shared(self) -> None:
         for client in list(self._shared.values()):

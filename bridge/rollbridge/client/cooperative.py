@@ -20,14 +20,12 @@ from rollbridge.base.deadlines import Deadline, Timeout, answers_within, as_seco
 from rollbridge.base.ids import OWNER_PART, TransactionId
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind
 from rollbridge.buffer.table import State
-from rollbridge.client.frame_writer import Join
-from rollbridge.client.futures import Completion
-from rollbridge.client.identity import GroupCounters
-from rollbridge.client.recovery import Resumer
+from rollbridge.client.outcomes import Outcome
+from rollbridge.client.recovery import ClientContext, Resumer
 from rollbridge.client.results import CommitResult, PartHandle
 from rollbridge.client.sessions import ClientSessions
-from rollbridge.client.transaction import Transaction
-from rollbridge.client.writing import BeginPlan, Part, Planner, TransactionContext
+from rollbridge.client.transaction import Part, Transaction
+from rollbridge.client.writing import BeginPlan, OwnerWriting, Writing
 from rollbridge.errors import (
     ClientFencedError,
     ConflictError,
@@ -42,7 +40,6 @@ from rollbridge.errors import (
     UnknownWriteError,
 )
 from rollbridge.metadata import paths
-from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.client_sessions import (
     SERIES_BYTES,
     SERIES_KEPT_MS,
@@ -57,7 +54,6 @@ from rollbridge.metadata.client_sessions import (
     label_of,
 )
 from rollbridge.metadata.errors import NodeConflictError, NodeMissingError
-from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import GroupName
 
 
@@ -113,36 +109,6 @@ class CooperativeTransaction:
         return self._new_part()
 
 
-class CooperativePart(Part):
-    """Part of a cooperative transaction; sends the BEGIN frames itself, ahead of its records."""
-
-    __slots__ = ()
-
-    def __init__(self, runtime: TransactionContext, plan: BeginPlan, completion: Completion, part: int) -> None:
-        super().__init__(runtime, plan, completion, part)
-        header = FrameHeader(FrameKind.BEGIN, completion.key, OWNER_PART, client_epoch=plan.begin.client_epoch).pack()
-        with self._lock:
-            for place in range(len(self._buffers)):
-                self._emit(place, header, plan.begin_value)
-
-
-class CooperativeEnding(Transaction):
-    """Cooperative transaction in the process that ends it: parts have written all of it, its begin included.
-
-    All processes of the session have agreed on its streams, so none joins it late.
-    """
-
-    __slots__ = ()
-
-    def _joining(self) -> Join | None:
-        return None
-
-    def __init__(self, runtime: TransactionContext, plan: BeginPlan, transaction: TransactionId) -> None:
-        completion = runtime.outcomes.completion(transaction, plan.begin.client_epoch)
-        self._prepare(runtime, plan, completion, transaction.counter, OWNER_PART)
-        self._protocol.sent[0] = self._protocol.answered[0] = 1
-
-
 logger = logging.getLogger(__name__)
 
 _ANY_LEASE: Final = timedelta(milliseconds=1)
@@ -157,27 +123,16 @@ class SharedClient:
     Safe to use from several threads.
     """
 
-    def __init__(
-        self,
-        client_name: str,
-        metadata: Metadata,
-        catalog: Catalog,
-        runtime: TransactionContext,
-        sessions: ClientSessions,
-        planner: Planner,
-        counters: GroupCounters,
-        resumer: Resumer,
-        connect_timeout_s: float,
-    ) -> None:
+    def __init__(self, client_name: str, context: ClientContext, sessions: ClientSessions) -> None:
         self._client_name = client_name
-        self._metadata = metadata
-        self._catalog = catalog
-        self._runtime = runtime
+        self._metadata = context.metadata
+        self._runtime = runtime = context.runtime_of_client()
+        self._catalog = runtime.catalog
         self._sessions = sessions
-        self._planner = planner
-        self._counters = counters
-        self._resumer = resumer
-        self._connect_timeout_s = connect_timeout_s
+        self._planner = context.planner(client_name, sessions)
+        self._counters = context.counters
+        self._resumer = Resumer(client_name, context, sessions, runtime)
+        self._connect_timeout_s = context.options.connect_timeout_s
 
     def cooperative(
         self,
@@ -383,7 +338,7 @@ class SharedClient:
             if session.work.state is CooperativeState.ABORTED:
                 return True
         try:
-            state = self._resumer.outcome(ticket.transaction, None, self._client_name, ticket.group, timeout_s).state
+            state = self._outcome(ticket.transaction, ticket.group, timeout_s).state
             if state is State.OPEN:
                 self._ending(ticket).abort(reason, patience_s(timeout_s))
         except TransactionCommittedError:
@@ -400,10 +355,16 @@ class SharedClient:
         return CooperativeTransaction(plan.group, work, lambda: self._part(plan, work.transaction), committed=committed)
 
     def _part(self, plan: BeginPlan, transaction: TransactionId) -> Part:
-        """Open a part with a number of its own."""
-        completion = self._runtime.outcomes.completion(transaction, plan.begin.client_epoch)
+        """Open a part with a number of its own, which sends the BEGIN frames itself, ahead of its records."""
+        epoch = plan.begin.client_epoch
+        completion = self._runtime.outcomes.completion(transaction, epoch)
         number = self._metadata.claim_part(plan.group, transaction, cooperative_of=self._client_name)
-        return CooperativePart(self._runtime, plan, completion, number)
+        writing = Writing(self._runtime, plan, completion, number)
+        header = FrameHeader(FrameKind.BEGIN, completion.key, OWNER_PART, client_epoch=epoch).pack()
+        with writing.lock:
+            for place in range(len(writing.buffers)):
+                writing.emit(place, header, plan.begin_value)
+        return Part(writing)
 
     def _end(self, ticket: CooperativeTicket, state: CooperativeState, *, last: bool) -> None:
         """Record the outcome of a transaction, or forget the session."""
@@ -415,8 +376,12 @@ class SharedClient:
         except RollbridgeError as fault:
             logger.warning("session.forget_failed client=%s: %s", self._client_name, fault)
 
-    def _ending(self, ticket: CooperativeTicket, content: CooperativeContent | None = None) -> CooperativeEnding:
-        """Return the handle that ends a ticket's transaction, if that is on record; record its content if given."""
+    def _ending(self, ticket: CooperativeTicket, content: CooperativeContent | None = None) -> Transaction:
+        """Return what ends a ticket's transaction, if that is on record; record its content if given.
+
+        Parts have written all of it, its begin included. All processes of the session have agreed on its streams, so
+        none joins it late.
+        """
         self._sessions.epoch(ticket.group, self._connect_timeout_s)
         self._metadata.session.sync()  # another process may just have put it on record
         while True:
@@ -435,7 +400,11 @@ class SharedClient:
                 break
             self._record(ticket.group, session, version, replace(work, content=content))
         self._runtime.outcomes.follow(ticket.group, self._connect_timeout_s)
-        return CooperativeEnding(self._runtime, self._plan_of(ticket.group, work), ticket.transaction)
+        plan = self._plan_of(ticket.group, work)
+        completion = self._runtime.outcomes.completion(ticket.transaction, plan.begin.client_epoch)
+        writing = OwnerWriting(self._runtime, plan, completion, OWNER_PART, joins=False)
+        writing.protocol.sent[0] = writing.protocol.answered[0] = 1
+        return Transaction(writing)
 
     def _session(self, group: GroupName) -> tuple[ClientSession, int]:
         """Return the record of the session and its version.
@@ -481,16 +450,19 @@ class SharedClient:
     def _committed_before(self, group: GroupName, series: str, number: int, deadline: Deadline) -> TransactionId | None:
         """Return the committed transaction of a number written by an older version, if the leader remembers it."""
         try:
-            outcome = self._resumer.outcome(None, label_of(series, number), self._client_name, group, deadline.left())
+            outcome = self._resumer.outcome(label=label_of(series, number), group=group, timeout=deadline.left())
         except TransactionNotFoundError:
             return None
         except (OutcomeExpiredError, TransactionPreserverClosedError) as fault:
             raise _forgotten(self._client_name, series, str(fault)) from fault
         return outcome.transaction if outcome.committed else None
 
+    def _outcome(self, transaction: TransactionId, group: GroupName, timeout_s: float) -> Outcome:
+        return self._resumer.outcome(transaction, client=self._client_name, group=group, timeout=timeout_s)
+
     def look(self) -> None:
         """Release waiters whose requests a newer session has fenced; called on the housekeeping thread."""
-        self._resumer.look_at_sessions()
+        self._resumer._look_at_sessions()
 
     def _new_work(self, plan: BeginPlan, series: str, number: int, *, once: bool) -> CooperativeWork:
         begin = plan.begin
@@ -506,13 +478,8 @@ class SharedClient:
         )
 
     def _plan_of(self, group: GroupName, work: CooperativeWork) -> BeginPlan:
-        """Return the plan as it was at the begin of the transaction, even if the streams have been scaled since."""
-        return BeginPlan(
-            group=group,
-            begin=BeginFrame(self._client_name, work.epoch, work.label, work.lease_ms, work.streams, work.retain_ms),
-            routes=tuple(self._catalog.route(name, epoch) for name, epoch in work.streams.items()),
-            generation=self._catalog.generation,
-        )
+        begin = BeginFrame(self._client_name, work.epoch, work.label, work.lease_ms, work.streams, work.retain_ms)
+        return BeginPlan.of(group, begin, self._catalog)
 
     def _settle(self, group: GroupName, epoch: int, work: CooperativeWork, deadline: Deadline) -> CooperativeState:
         """Return the outcome of a transaction of an earlier session; abort it if it is open.
@@ -526,7 +493,7 @@ class SharedClient:
         while True:
             left_s = deadline.left()
             try:
-                outcome = self._resumer.outcome(work.transaction, None, self._client_name, group, left_s)
+                outcome = self._outcome(work.transaction, group, left_s)
             except TransactionNotFoundError:
                 if fenced:
                     return CooperativeState.ABORTED  # never begun, and refused from now on

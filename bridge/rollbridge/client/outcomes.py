@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -51,7 +51,7 @@ from rollbridge.kafka.fetch_plan import Fetched, FetchError
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.metadata.errors import ZooKeeperDeniedError
 from rollbridge.metadata.records import SAVEPOINTS
-from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind, Story
+from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.metadata.requests import refusal as admin_refusal
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import GroupName
@@ -297,7 +297,7 @@ class OutcomeClient:
 
         Raises as :meth:`transaction` does. Of one whose outcome is not remembered the client may have no name.
         """
-        request = replace(self._request(transaction=str(identifier), owner=""), kind=RequestKind.DESCRIBE)
+        request = self._request(transaction=str(identifier), kind=RequestKind.DESCRIBE)
         return self._one(self._asking(request, timeout_s), f"transaction {identifier}", group)
 
     def arrived(
@@ -332,16 +332,9 @@ class OutcomeClient:
         self, identifier: TransactionId, timeout_s: float, group: GroupName | None, client: str
     ) -> tuple[Known, AdminAnswer]:
         request = self._request(transaction=str(identifier), owner=client)
-        found: dict[GroupName, AdminAnswer] = {}
-
-        def ask(where: GroupName) -> list[Known]:
-            answer = found[where] = self._metadata.ask(where, request, timeout_s)
-            if not answer.ok:
-                raise admin_refusal(answer, request.transaction)
-            return [(where, of_client(item, client)) for item in answer.transactions]
-
-        where, known = self._one(ask, f"transaction {identifier}", group)
-        return (where, known), found[where]
+        answers: dict[GroupName, AdminAnswer] = {}
+        where, known = self._one(self._asking(request, timeout_s, answers), f"transaction {identifier}", group)
+        return (where, known), answers[where]
 
     def lease_end(self, group: GroupName, transaction: TransactionId, timeout_s: float) -> datetime:
         """Return when the lease of a transaction ends, with all that was written before.
@@ -425,25 +418,25 @@ class OutcomeClient:
             CoordinatorUnavailableError, ZooKeeperUnavailableError: a leader who might know did not answer in time.
             CorruptDataError: a leader of an older version, which does not report events.
         """
-        request = AdminRequest(
-            kind=RequestKind.DESCRIBE,
-            transaction=str(identifier),
-            client_name=self._client_name,
-            created_ms=wall_ms(),
-        )
-        stories: dict[GroupName, Story] = {}
+        request = self._request(transaction=str(identifier), kind=RequestKind.DESCRIBE)
+        answers: dict[GroupName, AdminAnswer] = {}
+        asking = self._asking(request, timeout_s, answers)
 
         def ask(where: GroupName) -> list[Known]:
-            answer = self._metadata.ask(where, request, timeout_s)
-            if not answer.ok:
-                raise admin_refusal(answer, request.transaction)
-            if answer.story is None or not answer.transactions:
+            found = asking(where)
+            if answers[where].story is None or not found:
                 raise CorruptDataError(f"the leader of group {where} does not tell what happened to {identifier}")
-            stories[where] = answer.story
-            return [(where, item) for item in answer.transactions]
+            return found
 
         where, known = self._one(ask, f"transaction {identifier}", group)
-        return _story_of(where, known, stories[where])
+        story = answers[where].story
+        assert story is not None
+        return TransactionStory(
+            **public_fields(where, known),
+            events=tuple(event._replace(transaction=known.id.bytes) for event in story.events),
+            events_since_ms=story.serves_since_ms,
+            controller_epoch=story.controller_epoch,
+        )
 
     def labelled(
         self, label: str, client: str, timeout_s: float, *, group: GroupName | None = None
@@ -528,20 +521,31 @@ class OutcomeClient:
             return found, allowed
         return found, faults
 
-    def _asking(self, request: AdminRequest, timeout_s: float) -> Ask:
-        """Return a function that puts a request to one group."""
+    def _asking(
+        self, request: AdminRequest, timeout_s: float, answers: dict[GroupName, AdminAnswer] | None = None
+    ) -> Ask:
+        """Return a function that puts a request to one group, and keeps the answer where that is wanted."""
 
         def ask(group: GroupName) -> list[Known]:
             answer = self._metadata.ask(group, request, timeout_s)
+            if answers is not None:
+                answers[group] = answer
             if not answer.ok:
                 raise admin_refusal(answer, request.transaction)
             return [(group, of_client(item, request.owner)) for item in answer.transactions]
 
         return ask
 
-    def _request(self, *, owner: str, transaction: str = "", label: str | None = None) -> AdminRequest:
+    def _request(
+        self,
+        *,
+        transaction: str = "",
+        owner: str = "",
+        label: str | None = None,
+        kind: RequestKind = RequestKind.LOOK_UP,
+    ) -> AdminRequest:
         return AdminRequest(
-            kind=RequestKind.LOOK_UP,
+            kind=kind,
             transaction=transaction,
             owner=owner,
             label=label,
@@ -583,19 +587,11 @@ def of_client(known: KnownTransaction, client: str) -> KnownTransaction:
 
 def outcome_of(known: Known, unanswered: Mapping[GroupName, RollbridgeError] | None = None) -> Outcome:
     """Return the public form of what is known, and of who did not answer."""
-    return Outcome(**_public(*known), unanswered=unanswered or {})
+    return Outcome(**public_fields(*known), unanswered=unanswered or {})
 
 
-def _story_of(group: GroupName, item: KnownTransaction, story: Story) -> TransactionStory:
-    return TransactionStory(
-        **_public(group, item),
-        events=tuple(event._replace(transaction=item.id.bytes) for event in story.events),
-        events_since_ms=story.serves_since_ms,
-        controller_epoch=story.controller_epoch,
-    )
-
-
-def _public(group: GroupName, item: KnownTransaction) -> dict[str, Any]:
+def public_fields(group: GroupName, item: KnownTransaction) -> dict[str, Any]:
+    """Return the fields of an outcome."""
     return {
         "transaction": item.id,
         "group": group,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -24,7 +23,6 @@ from rollbridge.base.ids import TransactionId
 from rollbridge.buffer.frames import ANYBODY, BeginFrame, FrameHeader, FrameKind, buffer_partition, encode_extend
 from rollbridge.buffer.savepoints import HeldSavepoint
 from rollbridge.buffer.table import Arrived, KnownTransaction, State
-from rollbridge.client.frame_writer import ManifestRoom, condition_bytes, offsets_bytes, piece_bytes
 from rollbridge.client.futures import Completion
 from rollbridge.client.identity import GroupCounters
 from rollbridge.client.outcomes import (
@@ -39,13 +37,14 @@ from rollbridge.client.outcomes import (
     named,
     outcome_of,
     over,
+    public_fields,
 )
 from rollbridge.client.results import CommitResult, Piece, Savepoint
-from rollbridge.client.savepoints import SavepointLog, savepoint_of
+from rollbridge.client.savepoints import SavepointLog, records_by_stream, savepoint_of
 from rollbridge.client.sender import Undelivered
 from rollbridge.client.sessions import ClientSessions, CommitNumbers, CommitsInFlight
 from rollbridge.client.transaction import Transaction
-from rollbridge.client.writing import BeginPlan, Planner, TransactionContext, extension_ms
+from rollbridge.client.writing import BeginPlan, OwnerWriting, Planner, TransactionContext, extension_ms, room_of
 from rollbridge.commitlog.control import FENCED, ControlKind, ControlRecord
 from rollbridge.config import ClientOptions
 from rollbridge.errors import (
@@ -59,7 +58,6 @@ from rollbridge.errors import (
     UnknownWriteError,
 )
 from rollbridge.metadata import paths
-from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.client_sessions import ClientSession
 from rollbridge.metadata.requests import AdminRequest, RequestKind
 from rollbridge.metadata.store import Metadata
@@ -87,30 +85,18 @@ def arrived_of(
     group, item = known
     is_open = item.state is State.OPEN
     return ArrivedTransaction(
-        transaction=item.id,
-        group=group,
-        state=item.state,
-        client_name=item.client_name,
-        label=item.label,
-        position=None if item.position < 0 else item.position,
-        records=item.records,
-        since_ms=item.decided_ms,
-        reason=item.reason,
+        **public_fields(group, item),
         bytes=0 if arrived is None else arrived.bytes,
-        streams=records_by_stream(item),
+        streams=records_by_stream(tuple(item.streams), _pieces_of(item)),
         lease_ends_ms=item.decided_ms + item.lease_ms if is_open else 0,
         obstacle=_obstacle(item, arrived, session) if is_open else "",
         savepoint=savepoint,
     )
 
 
-def records_by_stream(known: KnownTransaction) -> Mapping[str, int]:
-    """Return how many records of its owners have arrived in each stream."""
-    names = list(known.streams)
-    found = dict.fromkeys(names, 0)
-    for key, records in known.pieces.items():
-        found[names[key.stream]] += records
-    return found
+def _pieces_of(known: KnownTransaction) -> list[Piece]:
+    """Return what has arrived from the owners of a transaction."""
+    return [Piece(*key, records, 0, 0) for key, records in known.pieces.items()]
 
 
 def _obstacle(known: KnownTransaction, arrived: Arrived | None, session: ClientSession | None) -> str:
@@ -175,14 +161,10 @@ _OF_A_FENCED_SESSION: Final = "its session was fenced by a newer one"
 """Reason shown to others; only the fenced session itself is told that it is fenced."""
 
 
-@checked()
-class ResumedTransaction(Transaction):
-    """Transaction to continue, and to commit or abort. Made by :meth:`rollbridge.Bridge.resume`.
+class ResumedWriting(OwnerWriting):
+    """Writing of a transaction that was resumed: what a :class:`ResumedTransaction` is inside."""
 
-    If it has ended before, its commit and its abort give the same answer as the first time.
-    """
-
-    __slots__ = ("_known", "_last", "_others")
+    __slots__ = ("_known", "last", "others")
 
     def __init__(
         self,
@@ -194,20 +176,11 @@ class ResumedTransaction(Transaction):
         savepoint: HeldSavepoint | None = None,
     ) -> None:
         """Take over a transaction as the leader knows it; return once the brokers have acknowledged that."""
-        self._prepare(runtime, plan, completion, known.id.counter, part)
+        super().__init__(runtime, plan, completion, part)
         self._take(known, savepoint)
         if known.state is State.OPEN:
-            header = self._key_of(FrameKind.BEGIN)
-            runtime.sender.send(*self._buffers[0], header, plan.begin_value, self._first_delivered)
-            self._protocol.sent[0] = 1
-            for place in range(1, len(self._buffers)):
-                self._emit(place, header, plan.begin_value)
-            self.flush()
-
-    @property
-    def label(self) -> str | None:
-        """Label given at its begin."""
-        return self._known.label
+            self.send_begin()
+            self.flush(runtime.commit_timeout_s)
 
     def look_again(self, known: KnownTransaction, savepoint: HeldSavepoint | None) -> None:
         """Take what the leader says once former owners cannot write any more; nothing has been written here."""
@@ -216,34 +189,15 @@ class ResumedTransaction(Transaction):
 
     def _take(self, known: KnownTransaction, savepoint: HeldSavepoint | None) -> None:
         self._known = known
-        names = tuple(known.streams)
-        self._before = [Piece(*key, records, 0, 0) for key, records in known.pieces.items()]
-        self._others = frozenset(piece.part for piece in self._before)
-        self._last = None if savepoint is None else savepoint_of(known.id, names, savepoint)
-        room = self._writer.room
-        room.bytes = ManifestRoom(0).bytes + sum(piece_bytes(key) for key in known.pieces)
-        if self._last is not None:
+        self.before = _pieces_of(known)
+        self.others = frozenset(piece.part for piece in self.before)
+        self.last = None if savepoint is None else savepoint_of(known.id, tuple(known.streams), savepoint)
+        self.writer.room.bytes = room_of(known.pieces, self.last)
+        if self.last is not None:
             # Offsets and conditions are sent with the commit, so its former owner's are those of its last savepoint.
-            self._savepoints = SavepointLog(self._last.number, self._last.notes)
-            self._offsets = {item.group_id: item for item in self._last.offsets}
-            self._conditions = self._last.conditions
-            room.bytes += sum(map(offsets_bytes, self._last.offsets))
-            room.bytes += sum(map(condition_bytes, self._last.conditions))
-            self._others |= {piece.part for piece in self._last.pieces}
-
-    @property
-    def last_savepoint(self) -> Savepoint | None:
-        """The last savepoint of its former owners, as its leader has it; None if they made none, or it has ended."""
-        return self._last
-
-    @property
-    def earlier_records(self) -> Mapping[str, int]:
-        """Records of its earlier owners that count, by stream; empty if it had ended before."""
-        found = dict.fromkeys(self.streams, 0)
-        for piece in self._before:
-            if piece.part in self._others:
-                found[self.streams[piece.stream]] += piece.records
-        return found
+            self.savepoints = SavepointLog(self.last.number, self.last.notes)
+            self.continue_from(self.last)
+            self.others |= {piece.part for piece in self.last.pieces}
 
     def _is_mine(self) -> bool:
         return self._known.state is not State.OPEN or super()._is_mine()
@@ -252,7 +206,29 @@ class ResumedTransaction(Transaction):
         return self._known.records if self._known.state is State.COMMITTED else super()._records_committed()
 
     def _merged_pieces(self) -> Sequence[Piece]:
-        return [piece for piece in self._pieces if piece.part not in self._others]
+        return [piece for piece in self.pieces if piece.part not in self.others]
+
+
+@checked()
+class ResumedTransaction(Transaction):
+    """Transaction to continue, and to commit or abort. Made by :meth:`rollbridge.Bridge.resume`.
+
+    If it has ended before, its commit and its abort give the same answer as the first time.
+    """
+
+    __slots__ = ()
+    _writing: ResumedWriting
+
+    @property
+    def last_savepoint(self) -> Savepoint | None:
+        """The last savepoint of its former owners, as its leader has it; None if they made none, or it has ended."""
+        return self._writing.last
+
+    @property
+    def earlier_records(self) -> Mapping[str, int]:
+        """Records of its earlier owners that count, by stream; empty if it had ended before."""
+        writing = self._writing
+        return records_by_stream(self.streams, [piece for piece in writing.before if piece.part in writing.others])
 
 
 def settled(known: KnownTransaction) -> Completion:
@@ -287,18 +263,27 @@ _MISSED_AGAIN_S: Final = 15.0
 
 
 @checked()
-class Resuming(ABC):
-    """Operations of a client on transactions that it did not begin."""
+class Resumer:
+    """Operations of a client on transactions that it did not begin. Safe to use from several threads."""
 
-    __slots__ = ()
+    __slots__ = ("_ask_again_s", "_client_context", "_inquiry", "_own_name", "_runtime", "_sessions")
 
-    @abstractmethod
-    def _resumer_if_open(self) -> Resumer:
-        """Return the resumer.
+    def __init__(
+        self, client_name: str, client_context: ClientContext, sessions: ClientSessions, runtime: TransactionContext
+    ) -> None:
+        self._own_name = client_name
+        self._client_context = client_context
+        self._runtime = runtime
+        self._sessions = sessions
+        self._inquiry = OutcomeClient(client_context.metadata, client_name)
+        self._ask_again_s = 0.0
 
-        Raises:
-            InvalidRequestError: the connection is closed.
-        """
+    def _check_open(self) -> None:
+        """Raise InvalidRequestError if the client or its connection is closed, or of a process that has forked."""
+
+    def _seconds(self, timeout: Timeout) -> float:
+        """Return a time-out in seconds; the connection's ``commit_timeout`` where none is given."""
+        return as_seconds(timeout, self._client_context.options.commit_timeout_s)
 
     def outcome(
         self,
@@ -331,9 +316,17 @@ class Resuming(ABC):
             CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
             InvalidRequestError: no id, and no label either; or both.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.outcome(transaction, label, client, group, timeout)
+        self._check_open()
+        timeout_s, where = self._seconds(timeout), GroupName.of_any(group)
+        if (transaction is None) == (label is None):
+            raise InvalidRequestError("ask for the outcome of a transaction id or of a label, and not of both")
+        with answers_within(timeout_s):
+            if label is not None:
+                client = client or self._own_name
+                return outcome_of(*self._inquiry.labelled(label, client, timeout_s, group=where))
+            assert transaction is not None
+            identifier = TransactionId.of_any(transaction)
+            return outcome_of(self._inquiry.transaction(identifier, timeout_s, group=where, client=client))
 
     def story(
         self, transaction: TransactionId | str, *, group: str | GroupName | None = None, timeout: Timeout = None
@@ -353,9 +346,10 @@ class Resuming(ABC):
             CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
             CorruptDataError: the leader is of an older version, which does not report events.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.story(transaction, group, timeout)
+        self._check_open()
+        timeout_s, where = self._seconds(timeout), GroupName.of_any(group)
+        with answers_within(timeout_s):
+            return self._inquiry.story(TransactionId.of_any(transaction), timeout_s, group=where)
 
     def unfinished(self, *, group: str | GroupName | None = None, timeout: Timeout = None) -> OpenTransactions:
         """Return the open transactions of this client name, oldest first, at most 500 per group.
@@ -372,9 +366,23 @@ class Resuming(ABC):
             ClientFencedError: a newer session of this client name has begun.
             CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.unfinished(group, timeout)
+        self._check_open()
+        timeout_s = self._seconds(timeout)
+        deadline = Deadline(timeout_s)
+        with answers_within(timeout_s):
+            groups = self._sessions.places(self._inquiry.groups(GroupName.of_any(group)))
+            left, unanswered = self._sessions.take_over(groups, timeout_s)
+            known = [(name, item) for name in groups for item in left.get(name, ())]
+            unasked = [name for name in groups if name not in left and name not in unanswered]
+            if unasked:
+                found, silent = self._inquiry.unfinished(self._own_name, deadline.left(), unasked)
+                known += found
+                unanswered |= silent
+            if unanswered:
+                if len(unanswered) == len(groups):
+                    raise next(iter(unanswered.values()))
+                logger.warning("transactions.list_incomplete client=%s: %s", self._own_name, named(unanswered))
+            return OpenTransactions((outcome_of(item) for item in by_age(known)), unanswered)
 
     def resume(
         self, transaction: TransactionId | str, timeout: Timeout = None, *, client: str | None = None
@@ -395,9 +403,9 @@ class Resuming(ABC):
             ClientFencedError: a newer session of this client name has begun.
             CoordinatorUnavailableError, KafkaUnavailableError, ZooKeeperUnavailableError: no answer in time.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.resume(transaction, timeout, client)
+        self._check_open()
+        with answers_within(self._seconds(timeout)):
+            return self._resume(TransactionId.of_any(transaction), Deadline(self._seconds(timeout)), client)
 
     def arrived(self, transaction: TransactionId | str, timeout: Timeout = None) -> ArrivedTransaction:
         """Return what has arrived of a transaction of any client: what :meth:`commit_arrived` would make visible.
@@ -409,9 +417,14 @@ class Resuming(ABC):
             CoordinatorUnavailableError, ZooKeeperUnavailableError: no answer in time.
             InvalidRequestError: its leader is of an older version, which does not tell.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.arrived(TransactionId.of_any(transaction), resumer.seconds(timeout))
+        self._check_open()
+        timeout_s = self._seconds(timeout)
+        with answers_within(timeout_s):
+            (group, known), arrived, held = self._inquiry.arrived(TransactionId.of_any(transaction), timeout_s)
+            node = self._client_context.metadata.session.get(paths.session(group, known.client_name))
+            session = None if node is None else ClientSession.from_json(node.value)
+            savepoint = None if held is None else savepoint_of(known.id, tuple(known.streams), held)
+            return arrived_of((group, known), arrived, session, savepoint)
 
     def commit_arrived(
         self,
@@ -440,12 +453,16 @@ class Resuming(ABC):
             TransactionAbortedError: nothing of it is visible.
             OutcomeUnknownError: no answer in time; ask again.
         """
-        resumer = self._resumer_if_open()
-        deadline = Deadline(resumer.seconds(timeout))
+        self._check_open()
+        identifier, deadline = TransactionId.of_any(transaction), Deadline(self._seconds(timeout))
+
+        def check(group: GroupName, known: KnownTransaction, held: HeldSavepoint | None) -> None:
+            holds = sum(held.pieces.values()) if at_savepoint and held is not None else known.records
+            check_records(identifier, group, holds, records)
+
         with answers_within(deadline.left()):
-            resumed = resumer.take_over_arrived(
-                TransactionId.of_any(transaction), records, deadline.left(), at_savepoint=at_savepoint
-            )
+            check_commit(self.arrived(identifier, deadline.left()), records, at_savepoint=at_savepoint)
+            resumed = self._resume(identifier, deadline, check=check)
         if at_savepoint and resumed.last_savepoint is not None:
             resumed.rollback_to(resumed.last_savepoint, deadline.left())
         return resumed.commit(timeout=deadline.left())
@@ -470,132 +487,48 @@ class Resuming(ABC):
             OutcomeUnknownError: no answer in time; ask again.
             CoordinatorUnavailableError, KafkaUnavailableError, ZooKeeperUnavailableError: likewise.
         """
-        resumer = self._resumer_if_open()
-        with answers_within(resumer.seconds(timeout)):
-            return resumer.extend(transaction, lease, timeout)
+        self._check_open()
+        value = encode_extend(extension_ms(lease, self._client_context.options.lease_max))
+        identifier, deadline = TransactionId.of_any(transaction), Deadline(self._seconds(timeout))
+        with answers_within(deadline.left()):
+            group, known = self._inquiry.transaction(identifier, deadline.left())
+            if known.state is not State.OPEN:
+                raise over(identifier)
+            config = self._runtime.catalog.view(next(iter(known.streams))).config
+            header = FrameHeader(FrameKind.EXTEND, identifier.bytes, ANYBODY).pack()
+            place = config.buffer_topic, buffer_partition(identifier, config.buffer_partitions)
+            answered = threading.Event()
+            faults: list[Undelivered] = []
 
+            def delivered(fault: Undelivered | None) -> None:
+                if fault is not None:
+                    faults.append(fault)
+                answered.set()
 
-class Resumer:
-    """Part of a connection that handles transactions begun elsewhere. Safe to use from several threads."""
+            self._runtime.sender.send(*place, header, value, delivered)
+            if not answered.wait(deadline.left()):
+                raise OutcomeUnknownError(
+                    f"whether the lease of transaction {identifier} was extended is not known: the brokers have not "
+                    "answered in time; ask again",
+                    transaction=str(identifier),
+                )
+            if faults:
+                raise faults[0].error("write an extension")
+            return self._inquiry.lease_end(group, identifier, deadline.left())
 
-    def __init__(
-        self,
-        client_name: str,
-        options: ClientOptions,
-        metadata: Metadata,
-        catalog: Catalog,
-        runtime: TransactionContext,
-        sessions: ClientSessions,
-    ) -> None:
-        self._client_name = client_name
-        self._options = options
-        self._metadata = metadata
-        self._catalog = catalog
-        self._runtime = runtime
-        self._sessions = sessions
-        self._inquiry = OutcomeClient(metadata, client_name)
-        self._ask_again_s = 0.0
-
-    def seconds(self, timeout: Timeout) -> float:
-        """Return a time-out in seconds; the connection's ``commit_timeout`` where none is given."""
-        return as_seconds(timeout, self._options.commit_timeout_s)
-
-    def outcome(
-        self,
-        transaction: TransactionId | str | None,
-        label: str | None,
-        client: str | None,
-        group: str | GroupName | None,
-        timeout: Timeout,
-    ) -> Outcome:
-        """See :meth:`Resuming.outcome`."""
-        if (transaction is None) == (label is None):
-            raise InvalidRequestError("ask for the outcome of a transaction id or of a label, and not of both")
-        timeout_s = as_seconds(timeout, self._options.commit_timeout_s)
-        where = GroupName.parse(group) if isinstance(group, str) else group
-        if label is not None:
-            client = client or self._client_name
-            return outcome_of(*self._inquiry.labelled(label, client, timeout_s, group=where))
-        assert transaction is not None
-        identifier = TransactionId.of_any(transaction)
-        return outcome_of(self._inquiry.transaction(identifier, timeout_s, group=where, client=client))
-
-    def story(
-        self, transaction: TransactionId | str, group: str | GroupName | None, timeout: Timeout
-    ) -> TransactionStory:
-        """See :meth:`Resuming.story`."""
-        where = GroupName.parse(group) if isinstance(group, str) else group
-        return self._inquiry.story(TransactionId.of_any(transaction), self.seconds(timeout), group=where)
-
-    def unfinished(self, group: str | GroupName | None, timeout: Timeout) -> OpenTransactions:
-        """See :meth:`Resuming.unfinished`."""
-        timeout_s = as_seconds(timeout, self._options.commit_timeout_s)
-        where = GroupName.parse(group) if isinstance(group, str) else group
-        deadline = Deadline(timeout_s)
-        groups = self._sessions.places(self._inquiry.groups(where))
-        left, unanswered = self._sessions.take_over(groups, timeout_s)
-        known = [(name, item) for name in groups for item in left.get(name, ())]
-        unasked = [name for name in groups if name not in left and name not in unanswered]
-        if unasked:
-            found, silent = self._inquiry.unfinished(self._client_name, deadline.left(), unasked)
-            known += found
-            unanswered |= silent
-        if unanswered:
-            if len(unanswered) == len(groups):
-                raise next(iter(unanswered.values()))
-            logger.warning("transactions.list_incomplete client=%s: %s", self._client_name, named(unanswered))
-        return OpenTransactions((outcome_of(item) for item in by_age(known)), unanswered)
-
-    def places(self, group: str | GroupName | None) -> list[GroupName]:
-        """Return a group; or those, of all, in which there are sessions of this client.
-
-        Raises:
-            NotFoundError: there is no such group, or no coordinator has ever served the ZooKeeper path.
-        """
-        found = self._inquiry.groups(GroupName.parse(group) if isinstance(group, str) else group)
-        return self._sessions.places(found) if group is None else found
-
-    def arrived(self, transaction: TransactionId, timeout_s: float) -> ArrivedTransaction:
-        """See :meth:`Resuming.arrived`."""
-        (group, known), arrived, held = self._inquiry.arrived(transaction, timeout_s)
-        node = self._metadata.session.get(paths.session(group, known.client_name))
-        session = None if node is None else ClientSession.from_json(node.value)
-        savepoint = None if held is None else savepoint_of(known.id, tuple(known.streams), held)
-        return arrived_of((group, known), arrived, session, savepoint)
-
-    def take_over_arrived(
-        self, transaction: TransactionId, records: int | None, timeout_s: float, *, at_savepoint: bool = False
+    def _resume(
+        self, identifier: TransactionId, deadline: Deadline, client: str | None = None, check: Check | None = None
     ) -> ResumedTransaction:
-        """Take over a transaction that another client may commit; see :meth:`Resuming.commit_arrived`."""
-        deadline = Deadline(timeout_s)
-        check_commit(self.arrived(transaction, deadline.left()), records, at_savepoint=at_savepoint)
-
-        def check(group: GroupName, known: KnownTransaction, held: HeldSavepoint | None) -> None:
-            holds = sum(held.pieces.values()) if at_savepoint and held is not None else known.records
-            check_records(transaction, group, holds, records)
-
-        return self.resume(transaction, deadline.left(), check=check)
-
-    def resume(
-        self,
-        transaction: TransactionId | str,
-        timeout: Timeout,
-        client: str | None = None,
-        *,
-        check: Check | None = None,
-    ) -> ResumedTransaction:
-        """See :meth:`Resuming.resume`. Fences what this connection held of the transaction before.
+        """See :meth:`resume`. Fences what this connection held of the transaction before.
 
         ``check`` may raise an error before anything is changed, having seen what is taken over.
         """
-        identifier = TransactionId.of_any(transaction)
-        deadline = Deadline(as_seconds(timeout, self._options.commit_timeout_s))
         self._sessions.check()
         self._sessions.left = {}
         group, known = self._inquiry.transaction(identifier, deadline.left(), client=client)
         if known.state is State.OPEN:
             epoch = self._sessions.epoch(group, deadline.left())
-            self._runtime.outcomes.follow(group, min(self._options.connect_timeout_s, deadline.left()))
+            self._runtime.outcomes.follow(group, min(self._client_context.options.connect_timeout_s, deadline.left()))
             self._inquiry.await_record(identifier, deadline)
             # Asked again now that no older session of this client is heard any more, and an outcome would be reported.
             (group, known), savepoint = self._inquiry.with_savepoint(
@@ -609,41 +542,20 @@ class Resumer:
                     # What former owners wrote until the BEGIN frames fenced them counts, too, and what they promised.
                     (_, known), savepoint = self._inquiry.with_savepoint(identifier, deadline.left(), group=group)
                     resumed.look_again(known, savepoint)
-                return resumed
-        plan = BeginPlan(group, BeginFrame(self._client_name, 0, known.label, 0, {}), (), self._catalog.generation)
-        return ResumedTransaction(self._runtime, plan, settled(known), 0, known)
+                return ResumedTransaction(resumed)
+        plan = BeginPlan.of(group, BeginFrame(self._own_name, 0, known.label, 0, {}), self._runtime.catalog)
+        return ResumedTransaction(ResumedWriting(self._runtime, plan, settled(known), 0, known))
 
-    def extend(self, transaction: TransactionId | str, lease: Duration, timeout: Timeout) -> datetime:
-        """See :meth:`Resuming.extend`."""
-        value = encode_extend(extension_ms(lease, self._options.lease_max))
-        identifier = TransactionId.of_any(transaction)
-        deadline = Deadline(self.seconds(timeout))
-        group, known = self._inquiry.transaction(identifier, deadline.left())
-        if known.state is not State.OPEN:
-            raise over(identifier)
-        config = self._catalog.view(next(iter(known.streams))).config
-        header = FrameHeader(FrameKind.EXTEND, identifier.bytes, ANYBODY).pack()
-        place = config.buffer_topic, buffer_partition(identifier, config.buffer_partitions)
-        answered = threading.Event()
-        faults: list[Undelivered] = []
+    def _places(self, group: str | GroupName | None) -> list[GroupName]:
+        """Return a group; or those, of all, in which there are sessions of this client.
 
-        def delivered(fault: Undelivered | None) -> None:
-            if fault is not None:
-                faults.append(fault)
-            answered.set()
+        Raises:
+            NotFoundError: there is no such group, or no coordinator has ever served the ZooKeeper path.
+        """
+        found = self._inquiry.groups(GroupName.of_any(group))
+        return self._sessions.places(found) if group is None else found
 
-        self._runtime.sender.send(*place, header, value, delivered)
-        if not answered.wait(deadline.left()):
-            raise OutcomeUnknownError(
-                f"whether the lease of transaction {identifier} was extended is not known: the brokers have not "
-                "answered in time; ask again",
-                transaction=str(identifier),
-            )
-        if faults:
-            raise faults[0].error("write an extension")
-        return self._inquiry.lease_end(group, identifier, deadline.left())
-
-    def look_at_missed(self) -> None:
+    def _look_at_missed(self) -> None:
         """Ask for outcomes that are not in a commit log any more, or will never be.
 
         They were truncated before they were read here, a stream was deleted with what its leader had not read, or the
@@ -698,36 +610,36 @@ class Resumer:
                 kind=RequestKind.ABORT_TRANSACTION,
                 transaction=str(completion.transaction),
                 reason=completion.stranded,
-                client_name=self._client_name,
+                client_name=self._own_name,
                 created_ms=wall_ms(),
             )
-            self._metadata.ask(group, abort, _FENCED_ASK_S)
+            self._client_context.metadata.ask(group, abort, _FENCED_ASK_S)
 
-    def look_at_sessions(self) -> None:
+    def _look_at_sessions(self) -> None:
         """Fence the waiters whose requests will not be carried out any more because a newer session has begun."""
         sessions, waiting = self._sessions, self._runtime.outcomes.waiting
         sessions.look()
         if sessions.gone:
             for completion in list(waiting.values()):
-                if completion.held_by == self._client_name and completion.group in sessions.gone:
+                if completion.held_by == self._own_name and completion.group in sessions.gone:
                     sessions.is_over(completion.group, completion.epoch)
         if not sessions.fenced or not waiting:
             return
         for group, newest in list(self._sessions.fenced.items()):
             # The answer comes once nothing that was asked for in time is in flight: what is listed then is fenced.
-            left, unanswered = self._inquiry.unfinished(self._client_name, _FENCED_ASK_S, [group])
+            left, unanswered = self._inquiry.unfinished(self._own_name, _FENCED_ASK_S, [group])
             if unanswered:
-                logger.info("session.takeover_unknown client=%s: %s", self._client_name, named(unanswered))
+                logger.info("session.takeover_unknown client=%s: %s", self._own_name, named(unanswered))
                 return
             self._let_go([item for _, item in left], newest)
 
-    def begin_anew(self, group: GroupName, timeout_s: float) -> int:
+    def _begin_anew(self, group: GroupName, timeout_s: float) -> int:
         """Begin another session of this client in a group, and fence what earlier ones have open here, too."""
         deadline = Deadline(timeout_s)
         epoch, left = self._sessions.begin_anew(group, deadline.left())
         if self._runtime.outcomes.waiting:
             if left is None:
-                found, unanswered = self._inquiry.unfinished(self._client_name, deadline.left(), [group])
+                found, unanswered = self._inquiry.unfinished(self._own_name, deadline.left(), [group])
                 for fault in unanswered.values():
                     raise fault
                 left = tuple(item for _, item in found)
@@ -743,22 +655,23 @@ class Resumer:
         waiting = self._runtime.outcomes.waiting
         for item in left:
             completion = waiting.get(item.id.bytes)
-            if completion is None or completion.epoch >= newest or completion.held_by not in (None, self._client_name):
+            if completion is None or completion.epoch >= newest or completion.held_by not in (None, self._own_name):
                 continue
             waiting.pop(item.id.bytes, None)
             completion.fence()
 
     def _take_over(
         self, group: GroupName, known: KnownTransaction, epoch: int, savepoint: HeldSavepoint | None
-    ) -> ResumedTransaction:
-        plan = self._plan(group, known, epoch)
-        part = self._metadata.claim_part(group, known.id)
+    ) -> ResumedWriting:
+        begin = BeginFrame(self._own_name, epoch, known.label, known.lease_ms, known.streams, known.retain_ms)
+        plan = BeginPlan.of(group, begin, self._runtime.catalog)
+        part = self._client_context.metadata.claim_part(group, known.id)
         waiting = self._runtime.outcomes.waiting
         before = waiting.get(known.id.bytes)
-        completion = Completion(known.id.bytes, known.client_name, epoch, owner=self._client_name)
+        completion = Completion(known.id.bytes, known.client_name, epoch, owner=self._own_name)
         waiting[known.id.bytes] = completion
         try:
-            resumed = ResumedTransaction(self._runtime, plan, completion, part, known, savepoint)
+            resumed = ResumedWriting(self._runtime, plan, completion, part, known, savepoint)
         except BaseException:
             waiting.pop(known.id.bytes, None)
             raise
@@ -766,14 +679,6 @@ class Resumer:
             if before is not None:
                 before.fence()
         return resumed
-
-    def _plan(self, group: GroupName, known: KnownTransaction, epoch: int) -> BeginPlan:
-        return BeginPlan(
-            group=group,
-            begin=BeginFrame(self._client_name, epoch, known.label, known.lease_ms, known.streams, known.retain_ms),
-            routes=tuple(self._catalog.route(name, number) for name, number in known.streams.items()),
-            generation=self._catalog.generation,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -800,7 +705,3 @@ class ClientContext:
         return Planner(
             name, self.options, runtime.catalog, runtime.outcomes, sessions, self.metadata.lease_limit, *plans_max
         )
-
-    def resumer(self, name: str, sessions: ClientSessions, runtime: TransactionContext) -> Resumer:
-        """Return what handles transactions that a client did not begin."""
-        return Resumer(name, self.options, self.metadata, runtime.catalog, runtime, sessions)

@@ -22,7 +22,6 @@ from rollbridge.errors import (
     IncompleteError,
     InvalidRequestError,
     OutcomeUnknownError,
-    RollbridgeError,
     TransactionTooLargeError,
 )
 
@@ -107,14 +106,6 @@ class SavepointFuture(LightFuture[Savepoint]):
                 f"{self._fault}; the transaction can only be aborted",
             )
         return self._savepoint
-
-    def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait, then return what :meth:`result` would raise; None if it would not."""
-        try:
-            self.result(timeout)
-        except RollbridgeError as error:
-            return error
-        return None
 
     def done(self) -> bool:
         """Return True if the brokers have answered."""

@@ -430,8 +430,8 @@ DOUBT_EVERY_S: Final = 10.0
 """Seconds after which its leader is asked about it: an emptied commit log makes it forget the transaction."""
 
 
-class PendingCommit(Protocol):
-    """Transaction whose commit was asked for, as the order of commits sees it."""
+class PendingEnd(Protocol):
+    """Transaction whose end was asked for, as the order of commits sees it."""
 
     @property
     def completion(self) -> Completion:
@@ -440,6 +440,10 @@ class PendingCommit(Protocol):
 
     def ask_again(self, order: CommitOrder) -> bool:
         """Send its COMMIT frame once more, with this order; return False if that was not possible."""
+        ...
+
+    def abort_again(self) -> None:
+        """Send its ABORT frame once more."""
         ...
 
     def is_stranded(self) -> bool:
@@ -463,8 +467,8 @@ class AskedCommit:
 
     __slots__ = ("_transaction", "asked_s", "doubted_s", "is_void", "order", "told_s")
 
-    def __init__(self, transaction: PendingCommit, order: CommitOrder) -> None:
-        self._transaction: PendingCommit | None = transaction
+    def __init__(self, transaction: PendingEnd, order: CommitOrder) -> None:
+        self._transaction: PendingEnd | None = transaction
         self.order = order
         self.is_void = False
         self.asked_s = self.doubted_s = time.monotonic()
@@ -496,29 +500,12 @@ class AskedCommit:
         self._transaction = None
 
 
-class PendingAbort(Protocol):
-    """Transaction whose abort was asked for."""
-
-    @property
-    def completion(self) -> Completion:
-        """Outcome of the transaction."""
-        ...
-
-    def abort_again(self) -> None:
-        """Send its ABORT frame once more."""
-        ...
-
-    def doubt(self) -> None:
-        """Have the leader asked about it."""
-        ...
-
-
 class AskedAbort:
     """Abort that was asked for: its leader is asked about it now and then, as about a commit."""
 
     __slots__ = ("_doubted_s", "_in_flight", "_transaction")
 
-    def __init__(self, transaction: PendingAbort, in_flight: CommitsInFlight) -> None:
+    def __init__(self, transaction: PendingEnd, in_flight: CommitsInFlight) -> None:
         self._transaction = transaction
         self._in_flight = in_flight
         self._doubted_s = time.monotonic()
@@ -575,7 +562,7 @@ class SessionCommitNumbers:
         """Commits that may be in flight, in their order; behind the first there may be some that are over."""
         self._tidy_at = 1_000
 
-    def ask(self, transaction: PendingCommit) -> AskedCommit:
+    def ask(self, transaction: PendingEnd) -> AskedCommit:
         """Return the next number, for a commit that is asked for now."""
         with self._lock:
             asked = self._asked
@@ -627,7 +614,7 @@ class CommitNumbers:
         self._lines: dict[tuple[GroupName, int], SessionCommitNumbers] = {}
         self._lock = threading.Lock()
 
-    def abort(self, transaction: PendingAbort) -> None:
+    def abort(self, transaction: PendingEnd) -> None:
         """Look after an abort that was asked for."""
         AskedAbort(transaction, self._in_flight)
 

@@ -1,9 +1,11 @@
-"""Plans from which transactions begin, their conditions, and the base of a transaction and its parts.
+"""Plans from which transactions begin, their conditions, and what transactions and their parts are inside.
 
 Records go in, frames go out, deliveries are counted.
 
-Callers hold ``_lock``, also while :meth:`~rollbridge.client.sender.FrameSender.send` waits for room. Delivery callbacks
-run on the sender's thread and must not take it.
+What is sent when is decided by :mod:`rollbridge.client.protocol`; here are the locks around it. Callers hold ``lock``
+while they write or ask for an end, also while :meth:`~rollbridge.client.sender.FrameSender.send` waits for room;
+``turn`` is held for a step of the protocol and what it sends, by them and by delivery callbacks, which run on the
+sender's thread and must not wait.
 """
 
 from __future__ import annotations
@@ -11,37 +13,64 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final
+from functools import cached_property, lru_cache, partial
+from typing import TYPE_CHECKING, Final, Self
 
-from rollbridge.base.arguments import NOT_BYTES, as_bytes, as_timestamp, checked, from_fault_on, not_text
-from rollbridge.base.deadlines import Duration, Timeout, as_seconds, as_timedelta, in_chunks
+from rollbridge.base.deadlines import Deadline, Duration, Timeout, answers_within, as_timedelta
 from rollbridge.base.forks import GONE
-from rollbridge.base.ids import TransactionId
+from rollbridge.base.ids import OWNER_PART, TransactionId
 from rollbridge.base.logs import limited
-from rollbridge.base.metrics import TransactionCounts
+from rollbridge.base.metrics import TransactionCounts, Unfinished
 from rollbridge.base.tracing import find_tracer
-from rollbridge.buffer.frames import LABEL_CHARACTERS_MAX, STREAMS_MAX, BeginFrame
-from rollbridge.client.frame_writer import HOLD_S, Join, Outbox, PartWriter, check_parts
-from rollbridge.client.futures import Completion, FrameLimits, Headers, PartStream, WriteFuture
+from rollbridge.buffer.frames import (
+    HEADER,
+    LABEL_CHARACTERS_MAX,
+    MAGIC,
+    REASON_CHARACTERS_MAX,
+    SAVEPOINT_VERSION,
+    STREAMS_MAX,
+    VERSION,
+    BeginFrame,
+    FrameKind,
+    Manifest,
+    PieceKey,
+    encode_abort,
+)
+from rollbridge.client.frame_writer import (
+    HOLD_S,
+    Join,
+    ManifestRoom,
+    Outbox,
+    PartWriter,
+    condition_bytes,
+    offsets_bytes,
+    piece_bytes,
+)
+from rollbridge.client.futures import Completion, FrameLimits, PartStream, TransactionSpan
 from rollbridge.client.outcomes import OutcomeClient, OutcomeTail
-from rollbridge.client.protocol import EndEvent, TransactionProtocol
-from rollbridge.client.results import PartHandle
-from rollbridge.client.savepoints import SavepointFuture
+from rollbridge.client.protocol import EndAction, EndEvent, TransactionProtocol
+from rollbridge.client.results import CommitResult, Ends, PartHandle, Piece, Savepoint, find_ends
+from rollbridge.client.savepoints import SavepointFuture, SavepointLog, pieces_of, records_by_stream
 from rollbridge.client.sender import Delivered, FrameSender, Undelivered
-from rollbridge.client.sessions import ClientSessions, CommitNumbers
+from rollbridge.client.sessions import AskedCommit, ClientSessions, CommitNumbers
+from rollbridge.commitlog.commit_order import CommitOrder
+from rollbridge.commitlog.control import CONTROL_RECORD_BYTES_MAX, is_too_scattered, scattered_reason
 from rollbridge.commitlog.outcomes import RETAIN_DEFAULT
 from rollbridge.config import ClientOptions
 from rollbridge.errors import (
     IncompleteError,
     InvalidRequestError,
+    RollbridgeError,
+    TransactionAbortedError,
     TransactionClosedError,
+    TransactionTooLargeError,
+    TruncatedError,
     UnavailableError,
 )
-from rollbridge.kafka.records import Compression
 from rollbridge.metadata.catalog import Catalog
 from rollbridge.metadata.changes import moved_fault
 from rollbridge.stream.conditions import (
@@ -55,8 +84,16 @@ from rollbridge.stream.conditions import (
     as_sn,
     place_of,
 )
-from rollbridge.stream.config import FOREVER, StreamConfig
-from rollbridge.stream.names import GroupName
+from rollbridge.stream.config import FOREVER, StreamConfig, outlived
+from rollbridge.stream.group_offsets import (
+    METADATA_BYTES_MAX,
+    PARTITIONS_MAX,
+    GroupMember,
+    GroupOffsets,
+    OffsetDetails,
+    metadata_bytes,
+)
+from rollbridge.stream.names import GroupName, Partition, is_internal
 from rollbridge.stream.reading import KeyLineage
 from rollbridge.stream.routing import Route, StreamView
 
@@ -68,7 +105,7 @@ _leases: Final = limited(logging.getLogger(f"{__name__}.leases"))
 
 @dataclass(frozen=True, slots=True)
 class TransactionContext:
-    """ClientContext of one connection."""
+    """Parts of a connection that its transactions use."""
 
     sender: FrameSender
     catalog: Catalog
@@ -109,6 +146,12 @@ class BeginPlan:
         object.__setattr__(
             self, "buffers", tuple((route.buffer_topic, route.buffer_partitions) for route in self.routes)
         )
+
+    @classmethod
+    def of(cls, group: GroupName, begin: BeginFrame, catalog: Catalog) -> Self:
+        """Return the plan as it was when a transaction began, even if its streams have been scaled since."""
+        routes = tuple(catalog.route(name, epoch) for name, epoch in begin.streams.items())
+        return cls(group, begin, routes, catalog.generation)
 
     @cached_property
     def id_prefix(self) -> int:
@@ -327,173 +370,88 @@ def _check_place(view: StreamView, stream: str, condition: Condition) -> None:
 logger = logging.getLogger(__name__)
 
 
-@checked(but=("write", "put_batch", "lane", "is_prompt", "cut_older", "leave", "release"))
 class Writing:
-    """Writer of the records of one transaction. Safe to use from several threads."""
+    """Writer of the records of one part of a transaction: what a transaction or a part is inside.
+
+    Safe to use from several threads.
+    """
 
     __slots__ = (
-        "_buffers",
-        "_completion",
-        "_finished",
-        "_lock",
         "_looked_at",
-        "_outbox",
-        "_plan",
-        "_protocol",
-        "_runtime",
-        "_turn",
-        "_writer",
+        "buffers",
+        "completion",
+        "finished",
+        "lock",
+        "outbox",
+        "plan",
+        "protocol",
+        "runtime",
+        "turn",
+        "writer",
     )
 
     def __init__(
-        self, runtime: TransactionContext, plan: BeginPlan, completion: Completion, counter: int, part: int
+        self,
+        runtime: TransactionContext,
+        plan: BeginPlan,
+        completion: Completion,
+        part: int,
+        join: Join | None = None,
     ) -> None:
-        self._runtime = runtime
-        self._plan = plan
-        self._completion = completion
-        self._finished = False
+        """Start with nothing sent; ``join`` has another stream join, where that is for this writer to do."""
+        counter = completion.transaction.counter
+        self.runtime = runtime
+        self.plan = plan
+        self.completion = completion
+        self.finished = False
         self._looked_at = -1  # generation of the catalog
-        self._lock = threading.Lock()
-        self._buffers = [(topic, counter % partitions) for topic, partitions in plan.buffers]
+        self.lock = threading.Lock()
+        self.buffers = [(topic, counter % partitions) for topic, partitions in plan.buffers]
         # With several streams the commit waits for acknowledgements, so nothing is gained by holding frames back.
-        self._outbox = Outbox() if len(self._buffers) == 1 else None
-        self._protocol: TransactionProtocol[SavepointFuture] = TransactionProtocol(len(self._buffers))
-        self._turn = threading.Lock()  # for steps of the protocol, and what they send: a holder never waits for room
-        self._writer = PartWriter(
+        self.outbox = Outbox() if len(self.buffers) == 1 else None
+        self.protocol: TransactionProtocol[SavepointFuture] = TransactionProtocol(len(self.buffers))
+        self.turn = threading.Lock()  # for steps of the protocol, and what they send: a holder never waits for room
+        self.writer = PartWriter(
             completion,
             part,
             plan.routes,
             runtime.limits,
-            self._emit,
+            self.emit,
             sticky=counter,
             client_epoch=plan.begin.client_epoch,
-            join=self._joining(),
+            join=join,
         )
         completion.group = plan.group
         completion.writers = (*completion.writers, self)
 
-    def _joining(self) -> Join | None:
-        """Return what has another stream join the transaction; None if that is not for this writer to do."""
-        return None
-
     @property
     def id(self) -> TransactionId:
-        """Id of the transaction; pass it to ``join`` in another process."""
-        return self._completion.transaction
-
-    @property
-    def streams(self) -> tuple[str, ...]:
-        """Streams that the transaction was begun for, and that had joined it as far as is known here."""
-        return tuple(self._plan.begin.streams)
-
-    @property
-    def completion(self) -> Completion:
-        """Outcome that this writer shares with its futures."""
-        return self._completion
+        """Id of the transaction."""
+        return self.completion.transaction
 
     @property
     def records(self) -> int:
-        """Number of records written through this object."""
-        return self._writer.count
-
-    @property
-    def number(self) -> int:
-        """Number of the part of the transaction that this object writes; 0 for its owner."""
-        return self._writer.part
-
-    def write(
-        self,
-        stream: str,
-        key: bytes | None = None,
-        value: bytes | None = None,
-        *,
-        headers: Headers = (),
-        timestamp: int | None = None,
-    ) -> WriteFuture:
-        """Write a record; the future returns its DLSN after the commit.
-
-        Args:
-            stream: ``scope/stream``, or an adopted topic. One that the transaction was not begun for joins it if it is
-                of the same group, and this is the owner.
-            key: Decides the segment; records with the same key stay in order. None: any segment.
-            value: None is a tombstone.
-            headers: Kept in their order; the name ``rollbridge`` is taken.
-            timestamp: Milliseconds since 1970; None is now.
-
-        Raises:
-            RecordTooLargeError, TransactionTooLargeError, BackpressureError, InvalidRequestError: this record was not
-                written, and the transaction stays usable.
-            InvalidNameError, StreamNotFoundError, InvalidRequestError: likewise; the stream cannot
-                join the transaction.
-            ZooKeeperUnavailableError: likewise; a stream that is to join could not be looked up.
-            TransactionClosedError: its end was asked for, or it has ended: aborted, expired or committed.
-        """
-        if key.__class__ is not bytes and key is not None:
-            key = as_bytes("key", key)
-        if value.__class__ is not bytes and value is not None:
-            value = as_bytes("value", value)
-        if timestamp is not None:
-            timestamp = as_timestamp(timestamp)
-        self._lock.acquire()  # written out, since a `with` here is a tenth of what writing a record costs
-        try:
-            if self._finished or self._completion.closed:
-                raise self._refusal()
-            return self._writer.write(stream, key, value, headers, timestamp)
-        except (TypeError, AttributeError):
-            if not isinstance(stream, str):
-                raise not_text("stream", stream) from None
-            raise
-        finally:
-            self._lock.release()
-
-    def write_all(self, stream: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> int:
-        """Write many records, given as key and value, and return their number; faster than one by one.
-
-        Some hundreds of them are taken at a time; an iterator may take as long over them as it likes, and use this
-        transaction and its connection.
-
-        Raises:
-            As :meth:`write`; the records before the one at fault were written. What the iterator raises; what it gave
-                before was written.
-        """
-
-        def write(some: list[tuple[bytes | None, bytes | None]]) -> None:
-            with self._lock:
-                if self._finished or self._completion.closed:
-                    raise self._refusal()
-                before = self._writer.count
-                try:
-                    self._writer.write_some(stream, some)
-                except NOT_BYTES as fault:
-                    for key, value in from_fault_on(some[self._writer.count - before :], fault):
-                        self._writer.write(stream, key, value, (), None)
-
-        return in_chunks(records, write)
-
-    @property
-    def compression(self) -> Compression:
-        """Codec of its frames."""
-        return Compression(self._runtime.limits.compression)
+        """Number of records written here that count."""
+        return self.writer.count
 
     def part_stream(self, stream: str) -> PartStream:
         """Return a stream as this writer writes to it, with its segments and limits; for :meth:`put_batch`.
 
-        Raises as :meth:`write` does for a stream that is none of the transaction's.
+        Raises as :meth:`rollbridge.Transaction.write` does for a stream that is none of the transaction's.
         """
-        with self._lock:
-            if self._finished or self._completion.closed:
-                raise self._refusal()
+        with self.lock:
+            self.check_open()
             self._grow()
-            return self._writer.part_stream_of(stream)
+            return self.writer.part_stream_of(stream)
 
     def _grow(self) -> None:
         """Write to partitions that were added to adopted topics since the begin, as far as they are known here."""
-        generation = self._runtime.catalog.generation
+        generation = self.runtime.catalog.generation
         if generation == self._looked_at:
             return
         self._looked_at = generation
-        for part_stream in self._writer.part_streams.values():
-            route = self._runtime.catalog.grown(part_stream.route)
+        for part_stream in self.writer.part_streams.values():
+            route = self.runtime.catalog.grown(part_stream.route)
             if route is not part_stream.route:
                 part_stream.grow(route)
 
@@ -503,9 +461,9 @@ class Writing:
         So it is where everything goes to one buffer partition, and the stream has joined, unless another thread, which
         may wait for room, is writing. A prompt thread may hand them over then, see :mod:`rollbridge.client.sender`.
         """
-        if self._outbox is None or self._lock.locked():
+        if self.outbox is None or self.lock.locked():
             return False
-        return stream is None or stream in self._writer.part_streams
+        return stream is None or stream in self.writer.part_streams
 
     def put_batch(self, stream: str, at: int, batch: bytes, first: int, last: int, records: int) -> None:
         """Write a ready-made record batch; see ``PartWriter.put_batch``.
@@ -514,34 +472,30 @@ class Writing:
             TransactionTooLargeError, BackpressureError: these records were not written.
             TransactionClosedError: the transaction has ended, or the part is finished.
         """
-        with self._lock:
-            if self._finished or self._completion.closed:
-                raise self._refusal()
-            self._writer.put_batch(stream, at, batch, first, last, records)
+        with self.lock:
+            self.check_open()
+            self.writer.put_batch(stream, at, batch, first, last, records)
 
-    def flush(self, timeout: Timeout = None) -> None:
+    def flush(self, timeout_s: float) -> None:
         """Wait until the brokers have acknowledged everything written so far.
 
-        Raises:
-            IncompleteError: they refused something; the transaction can only be aborted.
-            UnavailableError: not acknowledged in time; it is still being sent.
+        Raises as :meth:`rollbridge.Transaction.flush` does.
         """
-        with self._lock:
-            if not self._completion.closed:
-                self._writer.cut_all()
+        with self.lock:
+            if not self.completion.closed:
+                self.writer.cut_all()
                 self._send_outbox()
-            sent = sum(self._protocol.sent)
-        timeout_s = self._seconds(timeout)
-        if not self._runtime.sender.wait_until(lambda: self._protocol.answers >= sent, timeout_s):
+            sent = sum(self.protocol.sent)
+        if not self.runtime.sender.wait_until(lambda: self.protocol.answers >= sent, timeout_s):
             raise UnavailableError(
-                f"the brokers have not acknowledged everything of transaction {self.id} within {timeout_s:g} s; "
-                "it is still being sent"
+                f"the brokers have not acknowledged everything of transaction {self.id} within "
+                f"{timeout_s:g} s; it is still being sent"
             )
-        self._check_deliveries()
+        self.check_deliveries()
 
     def leave(self) -> None:
         """Refuse everything from now on: the transaction belongs to the process that forked this one."""
-        self._lock = GONE
+        self.lock = GONE
 
     def cut_older(self, than_s: float) -> None:
         """Send the batches started before ``than_s`` (monotonic seconds), unless another thread is writing now.
@@ -549,81 +503,84 @@ class Writing:
         Frames that have waited in the outbox for a moment go, too. Called on the housekeeping thread, which must not
         wait for a writer's lock.
         """
-        if self._lock.acquire(blocking=False):
+        if self.lock.acquire(blocking=False):
             try:
-                if not self._completion.closed:
+                if not self.completion.closed:
                     self._grow()
-                    self._writer.cut_older(than_s)
-                    if self._outbox and self._outbox.since_s <= time.monotonic() - HOLD_S:
+                    self.writer.cut_older(than_s)
+                    if self.outbox and self.outbox.since_s <= time.monotonic() - HOLD_S:
                         self._send_outbox()
             finally:
-                self._lock.release()
+                self.lock.release()
 
     def release(self) -> None:
         """Release what only an open transaction needs; without it each would be garbage in a cycle."""
-        self._writer.release()
-        with self._turn:
-            self._protocol.step(EndEvent.SETTLED)
+        self.writer.release()
+        with self.turn:
+            self.protocol.step(EndEvent.SETTLED)
 
-    def _seconds(self, timeout: Timeout) -> float:
-        return as_seconds(timeout, self._runtime.commit_timeout_s)
+    def check_open(self) -> None:
+        """Raise the refusal of a write that comes after the end."""
+        if self.finished or self.completion.closed:
+            raise self.refusal()
 
-    def _refusal(self) -> Exception:
-        if self._finished and not self._completion.settled:
+    def refusal(self) -> Exception:
+        """Return the error of a write that comes after the end."""
+        if self.finished and not self.completion.settled:
             return TransactionClosedError(
-                f"part {self._writer.part} of transaction {self.id} is finished; this record was not written",
+                f"part {self.writer.part} of transaction {self.id} is finished; this record was not written",
                 transaction=str(self.id),
             )
-        return self._completion.refusal()
+        return self.completion.refusal()
 
-    def _check_deliveries(self) -> None:
-        fault = self._completion.failure
+    def check_deliveries(self) -> None:
+        fault = self.completion.failure
         if fault is not None:
             raise IncompleteError(
                 f"a record of transaction {self.id} could not be sent ({fault}); the transaction can only be aborted",
             ) from fault
 
-    def _emit(self, place: int, key: bytes, value: bytes) -> None:
+    def emit(self, place: int, key: bytes, value: bytes) -> None:
         """Take a finished frame; if this raises, it was not taken."""
-        topic, partition = self._buffers[place]
-        outbox = self._outbox
+        topic, partition = self.buffers[place]
+        outbox = self.outbox
         if place:
             delivered = partial(self._delivered_at, place)
-            self._runtime.sender.send(topic, partition, key, value, delivered)
-            self._protocol.sent[place] += 1
+            self.runtime.sender.send(topic, partition, key, value, delivered)
+            self.protocol.sent[place] += 1
         elif outbox is None:
-            self._runtime.sender.send(topic, partition, key, value, self._delivered)
-            self._protocol.sent[0] += 1
+            self.runtime.sender.send(topic, partition, key, value, self._delivered)
+            self.protocol.sent[0] += 1
         else:
             if not outbox.has_room(value):
                 self._send_outbox()
             if outbox.has_room(value):
                 outbox.add(key, value)
             else:
-                self._runtime.sender.send(topic, partition, key, value, self._delivered)
-                self._protocol.sent[0] += 1
+                self.runtime.sender.send(topic, partition, key, value, self._delivered)
+                self.protocol.sent[0] += 1
 
     def _send_outbox(self) -> None:
         """Send what waits in the outbox; if this raises, it still waits there."""
-        if self._outbox:
-            delivered = self._delivered if self._protocol.sent[0] else self._first_delivered
-            self._runtime.sender.send(*self._buffers[0], *self._outbox.packed(), delivered)
-            self._protocol.sent[0] += 1
-            self._outbox.clear()
+        if self.outbox:
+            delivered = self._delivered if self.protocol.sent[0] else self._first_delivered
+            self.runtime.sender.send(*self.buffers[0], *self.outbox.packed(), delivered)
+            self.protocol.sent[0] += 1
+            self.outbox.clear()
 
     def _send_with_outbox(self, key: bytes, value: bytes, delivered: Delivered, *, data: bool = True) -> None:
         """Send what waits in the outbox and a frame that ends the transaction; if this raises, nothing has changed."""
-        assert self._outbox is not None
-        whole = self._outbox.packed((key, value), data=data)
-        self._runtime.sender.send(*self._buffers[0], *whole, delivered)
-        self._outbox.clear()
+        assert self.outbox is not None
+        whole = self.outbox.packed((key, value), data=data)
+        self.runtime.sender.send(*self.buffers[0], *whole, delivered)
+        self.outbox.clear()
 
     # On the delivery thread: these take no lock that a sending thread may hold, see rollbridge.client.sender.
 
     def _delivered(self, fault: Undelivered | None) -> None:
         if fault is not None:
             self._fail(fault)
-        self._protocol.answered[0] += 1
+        self.protocol.answered[0] += 1
 
     def _first_delivered(self, fault: Undelivered | None) -> None:
         self._delivered(fault)
@@ -631,8 +588,8 @@ class Writing:
     def _delivered_at(self, place: int, fault: Undelivered | None) -> None:
         if fault is not None:
             self._fail(fault)
-        protocol = self._protocol
-        with self._turn:
+        protocol = self.protocol
+        with self.turn:
             protocol.answered[place] += 1
         if protocol.holds:
             self._send_due()
@@ -641,51 +598,598 @@ class Writing:
         """Send what has been held and is due; parts hold nothing."""
 
     def _fail(self, fault: Undelivered) -> None:
-        if self._completion.failure is None:
+        if self.completion.failure is None:
             logger.warning("frame.undelivered txn=%s: %s", self.id, fault)
             what = f" ({fault.closed})" if fault.closed else ""
-            self._completion.failure = fault.error(f"send a frame{what}")
+            self.completion.failure = fault.error(f"send a frame{what}")
 
 
-@checked()
-class Part(Writing):
-    """Part of a transaction that another process began. Made by :meth:`rollbridge.Bridge.join`.
+OffsetItem = tuple[str, int, int, OffsetDetails]
+"""Topic or stream, partition, offset and its details."""
 
-    Nothing of a part counts unless the commit names its handle, so a process that dies or is retried leaves nothing
-    behind.
+
+class OwnerWriting(Writing):
+    """Writing of the owner of a transaction, who ends it: what a :class:`rollbridge.Transaction` is inside.
+
+    Attributes:
+        before: Pieces of parts before the present one that are in force.
     """
 
-    __slots__ = ("_handle",)
+    __slots__ = (
+        "_asked",
+        "_former",
+        "_result",
+        "before",
+        "conditions",
+        "offsets",
+        "pieces",
+        "savepoints",
+        "span",
+    )
 
-    def __init__(self, runtime: TransactionContext, plan: BeginPlan, completion: Completion, part: int) -> None:
-        super().__init__(runtime, plan, completion, completion.transaction.counter, part)
-        self._handle: PartHandle | None = None
+    def __init__(
+        self,
+        runtime: TransactionContext,
+        plan: BeginPlan,
+        completion: Completion,
+        part: int,
+        *,
+        joins: bool = True,
+    ) -> None:
+        """Set up everything but the begin; with ``joins``, other streams may join."""
+        super().__init__(runtime, plan, completion, part, self._join if joins else None)
+        completion.ends_here = True
+        self.pieces: list[Piece] = []
+        self.before: list[Piece] = []
+        self._former: list[PartWriter] = []  # that wrote here before the transaction was rolled back
+        self.savepoints: SavepointLog | None = None
+        self.offsets: dict[str, GroupOffsets] = {}
+        self.conditions: tuple[StreamCondition, ...] = ()
+        self._result: CommitResult | None = None
+        self._asked: AskedCommit | None = None
+        self.span: TransactionSpan | None = None
 
-    def check_parts(self, parts: int, each: int | None = None) -> None:
-        """Refuse a number of parts, this one included, if each writes to all segments, or to ``each`` at most.
+    @classmethod
+    def begun(cls, runtime: TransactionContext, plan: BeginPlan, counter: int) -> OwnerWriting:
+        """Begin without waiting: the BEGIN frames go to all streams now, or to a single one with what comes next."""
+        begin = plan.begin
+        key = (plan.id_prefix | counter).to_bytes(16, "big")
+        completion = Completion(key, begin.client_name, begin.client_epoch)
+        self = cls(runtime, plan, completion, OWNER_PART)
+        completion.counts = runtime.counts
+        runtime.outcomes.waiting[key] = completion
+        if runtime.tracer is not None:
+            self.span = TransactionSpan(
+                runtime.tracer, str(self.id), begin.client_name, tuple(begin.streams), begin.label
+            )
+            self.span.end_with(completion)
+        if self.outbox is not None:
+            self.outbox.add(self._key_of(FrameKind.BEGIN), plan.begin_value)
+            return self
+        try:
+            self.send_begin()
+        except RollbridgeError as fault:
+            runtime.outcomes.waiting.pop(key, None)  # the first of them may have been refused meanwhile
+            if self.span is not None:
+                self.span.fail(fault)
+            completion.count_unfinished(Unfinished.INCOMPLETE)
+            if self.protocol.sent[0]:
+                self._send_abort_soon("its begin could not be sent to every stream")
+            raise
+        return self
 
-        Raises:
-            TransactionTooLargeError: they could not be committed together.
+    def send_begin(self) -> None:
+        """Send the BEGIN frames to all buffers."""
+        header = self._key_of(FrameKind.BEGIN)
+        self.runtime.sender.send(*self.buffers[0], header, self.plan.begin_value, self._first_delivered)
+        self.protocol.sent[0] = 1
+        for place in range(1, len(self.buffers)):
+            self.emit(place, header, self.plan.begin_value)
+
+    def _join(self, name: str) -> PartStream:
+        """Have a stream join the transaction; called under the lock. If this raises, nothing has changed."""
+        known, plan = self.writer.part_streams, self.plan
+        view = self.runtime.catalog.view(name)
+        route = view.route
+        if route.stream in known:
+            return known[route.stream]
+        check_not_moved(view.config)
+        if view.config.group != plan.group:
+            raise InvalidRequestError(
+                f"{route.stream} belongs to group {view.config.group} and transaction {self.id} to group {plan.group}; "
+                "a transaction spans streams of one group only; nothing was written",
+                code="group-mismatch",
+            )
+        if len(plan.routes) >= STREAMS_MAX:
+            raise InvalidRequestError(
+                f"a transaction spans at most {STREAMS_MAX} streams; {route.stream} did not join {self.id}, and "
+                "nothing was written"
+            )
+        self._send_outbox()
+        place = len(plan.routes)
+        streams = {**plan.begin.streams, route.stream: route.epoch}
+        grown = replace(plan, begin=replace(plan.begin, streams=streams), routes=(*plan.routes, route))
+        topic, partitions = grown.buffers[place]
+        buffer = topic, self.id.counter % partitions
+        header = self._key_of(FrameKind.BEGIN, known=place)
+        with self.turn:
+            self.protocol.add_place()
+        try:
+            self.runtime.sender.send(*buffer, header, grown.begin_value, partial(self._delivered_at, place))
+        except BaseException:
+            with self.turn:
+                self.protocol.drop_places(place)
+            raise
+        self.outbox = None  # from now on ends wait for acknowledgements, and nothing is gained by holding frames back
+        self.buffers.append(buffer)
+        self.plan = grown
+        return self.writer.add(route)
+
+    def send_offsets(self, member: GroupMember, placed: Mapping[Partition, tuple[int, OffsetDetails]]) -> None:
+        """Commit a consumer group's offsets, by Kafka's topics and partitions, with the transaction."""
+        wanted = {where: offset for where, (offset, _) in placed.items()}
+        group = member.group_id
+        fresh = GroupOffsets(group, wanted, *member[1:], {where: beside for where, (_, beside) in placed.items()})
+        with self.lock:
+            self.check_open()
+            known = self.offsets.get(group)
+            joined = fresh if known is None else known.joined(fresh)
+            others = sum(len(item.offsets) for name, item in self.offsets.items() if name != group)
+            if others + len(joined.offsets) > PARTITIONS_MAX:
+                raise InvalidRequestError(
+                    f"a transaction commits at most {PARTITIONS_MAX} offsets; these were not taken, the others were"
+                )
+            if fresh.details:
+                self._check_metadata([joined, *(item for name, item in self.offsets.items() if name != group)])
+            self.writer.room.take(
+                offsets_bytes(joined) - (0 if known is None else offsets_bytes(known)),
+                self.id,
+                "these offsets were not taken, the others were",
+            )
+            self.offsets[group] = joined
+
+    def _check_metadata(self, groups: Sequence[GroupOffsets]) -> None:
+        size = metadata_bytes(groups)
+        if size > METADATA_BYTES_MAX:
+            raise TransactionTooLargeError(
+                f"the offsets that transaction {self.id} commits would have {size} bytes of metadata, and "
+                f"{METADATA_BYTES_MAX} are possible; these offsets were not taken, the others were",
+                limit_bytes=METADATA_BYTES_MAX,
+            )
+
+    def placed(self, items: Iterable[OffsetItem]) -> dict[Partition, tuple[int, OffsetDetails]]:
+        """Return offsets by Kafka's topics and partitions, without those of removed segments, which have no readers."""
+        found: dict[Partition, tuple[int, OffsetDetails]] = {}
+        for topic, partition, offset, beside in items:
+            # Also of an adopted topic: its partitions are segments, but what follows a scale lies elsewhere.
+            stream = None if "/" not in topic and is_internal(topic) else self.runtime.catalog.find(topic)
+            with suppress(TruncatedError):
+                where = (
+                    (topic, partition) if stream is None else self.runtime.catalog.place_of_partition(stream, partition)
+                )
+                found[where] = offset, beside
+        return found
+
+    def expect(self, stream: str, wanted: Condition) -> None:
+        """Add a condition, which is sent with the commit."""
+        with self.lock:
+            self.check_open()
+            condition = StreamCondition(self.writer.part_stream_of(stream).place, wanted)
+            conditions = with_condition(self.conditions, condition)
+            self.writer.room.take(condition_bytes(condition), self.id, "this condition was not taken, the others were")
+            self.conditions = conditions
+
+    def save(self, notes: Mapping[str, bytes]) -> SavepointFuture:
+        """Make a savepoint of all that was written so far, and of the notes that are added."""
+        with self.lock:
+            self.check_open()
+            self.check_deliveries()
+            self.writer.cut_all()
+            return self._save(notes)
+
+    def _save(self, notes: Mapping[str, bytes]) -> SavepointFuture:
+        """Send a savepoint, or have it wait for other buffers; called under the lock, with all batches cut."""
+        log = self.savepoints = self.savepoints or SavepointLog()
+        pieces = self._own_pieces()
+        manifest = Manifest(pieces_of(pieces), tuple(self.offsets.values()), self.conditions)
+        frame = log.make(manifest, notes, self.id)
+        savepoint = Savepoint(
+            self.id,
+            frame.number,
+            {**log.notes, **notes},
+            records_by_stream(tuple(self.plan.begin.streams), pieces),
+            tuple(pieces),
+            manifest.offsets,
+            manifest.conditions,
+        )
+        sender = self.runtime.sender
+        future = SavepointFuture(savepoint, self.completion, sender.wait_until)
+        key, value = self._key_of(FrameKind.SAVEPOINT), frame.encode()
+        if self.outbox is None:
+            with self.turn:
+                self.protocol.hold(future, (key, value))
+        else:
+            if not self.outbox.has_room(value):
+                self._send_outbox()
+            is_first = not self.protocol.sent[0]
+            self._send_with_outbox(key, value, partial(self._savepoint_delivered, future, is_first))
+            self.protocol.sent[0] += 1
+        log.made(manifest, frame, notes)
+        if self.protocol.holds:
+            self._send_due()
+        return future
+
+    def roll_back(self, savepoint: Savepoint, deadline: Deadline) -> SavepointFuture:
+        """Go back to a savepoint, and send one that says so."""
+        with self.lock:
+            self.check_open()
+            self.check_deliveries()
+            log = self.savepoints = self.savepoints or SavepointLog()
+            log.check(savepoint, self.id)
+            own = {piece.key: piece.records for piece in self.writer.pieces()}
+            if own != {piece.key: piece.records for piece in savepoint.pieces if piece.part == self.writer.part}:
+                with answers_within(deadline.left()):
+                    part = self.runtime.leaders.claim_part(self.plan.group, self.id, deadline.left())
+                self._go_on_as(part)
+            self.before = [piece for piece in savepoint.pieces if piece.part != self.writer.part]
+            kept = pieces_of(savepoint.pieces)
+            for part_segment in [part_segment for writer in self._former for part_segment in writer.slots()]:
+                part_segment.kept = kept.get(PieceKey(part_segment.part, part_segment.place, part_segment.number), 0)
+            self.continue_from(savepoint)
+            self.writer.room.bytes = room_of((piece.key for piece in savepoint.pieces), savepoint)
+            log.undone.append(range(savepoint.number + 1, log.number + 1))
+            log.begin_anew(savepoint.notes)
+            return self._save({})
+
+    def continue_from(self, savepoint: Savepoint) -> None:
+        """Send with the commit what was to be sent with it at a savepoint."""
+        self.offsets = {item.group_id: item for item in savepoint.offsets}
+        self.conditions = savepoint.conditions
+
+    def _go_on_as(self, part: int) -> None:
+        """Continue under another part number, so that writes since the savepoint do not count any more.
+
+        BEGIN frames say so in all buffers, as at a resume. They count only while no other client has resumed it.
         """
-        part_streams = self._writer.part_streams.values()
-        segments = [(part_stream.place, number) for part_stream in part_streams for number in part_stream.route.numbers]
-        check_parts(parts, segments, each, self._writer.room.limit)
+        old = self.writer
+        header = self._key_of(FrameKind.BEGIN, part=part, former=old.part)
+        if self.outbox is not None:
+            self.outbox.clear()  # only what was written after the savepoint
+        for place, buffer in enumerate(self.buffers):
+            delivered = partial(self._delivered_at, place) if place else self._delivered
+            self.runtime.sender.send_soon(*buffer, header, self.plan.begin_value, delivered)
+            self.protocol.sent[place] += 1
+        self._former.append(old)
+        self.writer = PartWriter(
+            self.completion,
+            part,
+            self.plan.routes,
+            self.runtime.limits,
+            self.emit,
+            sticky=self.id.counter,
+            client_epoch=self.plan.begin.client_epoch,
+            room=old.room,
+            join=self._join,
+        )
+        self.writer.frames, self.writer.bytes = old.frames, old.bytes
+        self._looked_at = -1
+        old.release()
 
-    def finish(self, timeout: Timeout = None) -> PartHandle:
-        """Wait until the brokers have everything; return the handle that the owner passes to ``commit(parts=[...])``.
+    @property
+    def records(self) -> int:
+        """Number of records written here that count, also before it was rolled back."""
+        former = {writer.part for writer in self._former}
+        return self.writer.count + sum(piece.records for piece in self.before if piece.part in former)
 
-        Nothing can be written afterwards. Asking again gives the same handle, or waits on.
+    def result(self) -> CommitResult:
+        """Return the answer to the commit of a settled transaction, or raise its error."""
+        error = self.completion.error()
+        if error is not None:
+            if error.code == TransactionAbortedError.code and self.protocol.asked is not EndEvent.COMMIT:
+                error.code = "already-aborted"
+            raise error
+        if not self._is_mine():
+            raise self.completion.fenced_error()
+        if self._result is None:
+            # The result does not refer to the transaction, which refers to it: each would be garbage in a cycle.
+            find = partial(_ends_of, self.completion, self.plan.begin.places, self._merged_pieces())
+            self._result = CommitResult(self.id, self._records_committed(), self.completion.offset, find)
+            self._tell_what_is_old()
+        return self._result
 
-        Raises:
-            IncompleteError: the brokers refused something; let another part do the work again.
-            UnavailableError: not acknowledged in time; finish again to wait on.
-            TransactionClosedError: the transaction has ended meanwhile.
+    def _tell_what_is_old(self) -> None:
+        record = self.completion.record
+        if record is None:
+            return
+        for place in sorted({piece.stream for piece in self.pieces}):
+            route = self.plan.routes[place]
+            old = outlived(route.topic, route.kept_ms, record.begun_ms, record.decided_ms)
+            if old is not None:
+                logger.warning("transaction.past_retention txn=%s: it is committed, and %s", self.id, old)
+
+    def _is_mine(self) -> bool:
+        """Return True if a known commit is the one that was asked for here, and not that of a later owner."""
+        return self.completion.owner == self.writer.part
+
+    def _records_committed(self) -> int:
+        return sum(piece.records for piece in self.pieces)  # exactly what the manifest names is merged
+
+    def _own_pieces(self) -> list[Piece]:
+        """Return the pieces that the manifest names in addition to the parts of other processes."""
+        pieces = self.writer.pieces()
+        return [*self.before, *pieces] if self.before else pieces
+
+    def _merged_pieces(self) -> Sequence[Piece]:
+        """Return the pieces that contain the first and the last committed record."""
+        return self.pieces
+
+    def _check_parts(self, parts: Sequence[PartHandle]) -> list[Piece]:
+        """Return the pieces of the named parts."""
+        seen: set[int] = {piece.part for piece in self._own_pieces()} | {self.writer.part}
+        for handle in parts:
+            if handle.transaction != self.id:
+                raise InvalidRequestError(
+                    f"part {handle.part} is one of transaction {handle.transaction}, not of {self.id}; "
+                    "nothing was asked for"
+                )
+            if handle.part in seen:
+                raise InvalidRequestError(f"part {handle.part} of {self.id} is named twice; nothing was asked for")
+            seen.add(handle.part)
+        return [piece for handle in parts for piece in handle.pieces]
+
+    def _check_size(self, others: Sequence[Piece]) -> None:
+        """Refuse parts of others that would make the manifest too large, before anything is asked for."""
+        if not others or self.writer.room.has(sum(piece_bytes(piece.key) for piece in others)):
+            return
+        limit = self.writer.room.limit
+        size = len(self._encode_manifest([*self._own_pieces(), *others]))  # what is counted is a little more
+        if size > limit:
+            raise TransactionTooLargeError(
+                f"the commit of transaction {self.id} would be a message of {size} bytes, and {limit} are possible: "
+                f"its parts have written to {len(others)} segments together; nothing was asked for, the transaction is "
+                "open: commit fewer parts and the others in another transaction, or abort",
+                limit_bytes=limit,
+            )
+
+    def _check_frames(self, parts: Sequence[PartHandle]) -> None:
+        """Refuse parts of others that could make the commit record too large, before anything is asked for."""
+        own = len(self._own_pieces())  # each may have an open batch, which becomes a frame
+        frames = self.writer.frames + own + sum(handle.frames for handle in parts)
+        if is_too_scattered(frames, own + sum(len(handle.pieces) for handle in parts)):
+            raise TransactionTooLargeError(
+                f"transaction {self.id} cannot be committed with all of its {len(parts)} parts: "
+                f"{scattered_reason(frames)}; nothing was asked for, the transaction is open: commit fewer parts and "
+                "the others in another transaction, or abort",
+                limit_bytes=CONTROL_RECORD_BYTES_MAX,
+            )
+
+    def ask_again(self, order: CommitOrder) -> bool:
+        """Send the COMMIT frame once more, which only updates what the leader knows of the commit order.
+
+        Return False if the first one is held, so that this one would come too soon, or was taken back.
         """
-        with self._lock:
-            if not self._finished and self._completion.closed:
-                raise self._completion.refusal()
-            self._finished = True
-        self.flush(timeout)
-        if self._handle is None:
-            self._handle = PartHandle(self.id, self.number, tuple(self._writer.pieces()), self._writer.frames)
-        return self._handle
+        with self.lock:
+            with self.turn:
+                if self.protocol.step(EndEvent.MISSED) is not EndAction.COMMIT:
+                    return False
+            key = self._key_of(FrameKind.COMMIT, order)
+            self.runtime.sender.send_soon(*self.buffers[0], key, self._encode_manifest(self.pieces), _ignore)
+            self.completion.is_missing = False
+        return True
+
+    def abort_again(self) -> None:
+        """Send the ABORT frame once more."""
+        self.completion.is_missing = False
+        self._send_abort_soon("client")
+
+    def doubt(self) -> None:
+        """Have the leader asked what has become of its end, unless it cannot have heard of it: that is still sent."""
+        if self.protocol.answered[0]:
+            self.runtime.outcomes.doubt(self.plan.group, self.completion)
+
+    def is_stranded(self) -> bool:
+        """Return True if the buffer with its COMMIT frame has gone with its stream; its leader is asked about it."""
+        route = self.plan.routes[0]
+        if not self.runtime.catalog.has_lost(route):
+            return False
+        why = f"stream {route.stream}, or its transaction buffer, was deleted before its commit was read"
+        self.runtime.outcomes.strand(self.plan.group, self.completion, why)
+        return True
+
+    def _encode_manifest(self, pieces: Iterable[Piece]) -> bytes:
+        entries = tuple((*piece.key, piece.records) for piece in pieces)
+        if self.offsets or self.conditions:
+            return _manifest_with(entries, tuple(self.offsets.values()), self.conditions)
+        return _manifest(entries)
+
+    def commit(self, parts: Sequence[PartHandle]) -> None:
+        """Ask for the commit, unless an end was asked for."""
+        with self.lock:
+            if self.protocol.asked is not None or self.completion.closed:
+                return
+            others: list[Piece] = []
+            if parts:
+                others = self._check_parts(parts)
+                self._check_size(others)
+                self._check_frames(parts)
+            if self.completion.failure is None:
+                self.writer.cut_all()
+                self.pieces = [*self._own_pieces(), *others]
+                self._ask_for_commit()
+            else:
+                with self.turn:
+                    self.protocol.commit((b"", b""), failed=True)
+                self._give_up()
+
+    def abort(self, reason: str) -> None:
+        """Ask for the abort, unless an end was asked for."""
+        with self.lock:
+            if self.protocol.asked is not None or self.completion.closed:
+                return
+            key, value = self._key_of(FrameKind.ABORT), encode_abort(reason[:REASON_CHARACTERS_MAX])
+            with self.turn:
+                self.protocol.abort()
+            try:
+                if self.outbox is None:
+                    self.emit(0, key, value)
+                else:
+                    delivered = self._delivered if self.protocol.sent[0] else self._first_delivered
+                    self._send_with_outbox(key, value, delivered, data=False)
+            except BaseException:
+                self._take_back()
+                raise
+            self.completion.closed = True
+            self.runtime.commits.abort(self)
+            if self.span is not None:
+                self.span.ask("abort", self.writer.count, self.writer.bytes)
+
+    def extend(self, extension: bytes) -> None:
+        """Send an EXTEND frame."""
+        with self.lock:
+            self.check_open()
+            self.emit(0, self._key_of(FrameKind.EXTEND), extension)
+
+    def _ask_for_commit(self) -> None:
+        """Send the COMMIT frame, or leave that to the last answer for another buffer."""
+        manifest = self._encode_manifest(self.pieces)
+        if self.outbox is not None and not self.outbox.has_room(manifest):
+            self._send_outbox()
+        asked = self.runtime.commits.of(self.plan.group, self.plan.begin.client_epoch).ask(self)
+        self._asked = asked
+        pieces = self.pieces
+        records = pieces[0].records if len(pieces) == 1 else sum([piece.records for piece in pieces])
+        self.completion.asked = (time.monotonic(), records, self.writer.bytes)
+        if self.span is not None:
+            self.span.ask("commit", records, self.writer.bytes)
+        frame = self._key_of(FrameKind.COMMIT, asked.order), manifest
+        with self.turn:
+            action = self.protocol.commit(frame, failed=self.completion.failure is not None)
+        try:
+            if action is EndAction.FAIL:
+                self._give_up()
+            elif self.outbox is not None:
+                delivered = self._commit_delivered if self.protocol.sent[0] else self._whole_delivered
+                self._send_with_outbox(*frame, delivered)
+            elif action is EndAction.COMMIT:
+                self.runtime.sender.send(*self.buffers[0], *frame, self._commit_delivered)
+        except BaseException:
+            asked.is_void = True  # a repetition gets another number
+            self._take_back()
+            raise
+        self.completion.closed = True
+
+    def _take_back(self) -> None:
+        with self.turn:
+            self.protocol.unsent()
+
+    def _give_up(self) -> None:
+        """Abort after a send that failed before the commit was asked for, and tell everybody at once."""
+        self._send_abort_soon(f"incomplete: {self.completion.failure}")
+        self.completion.fail()
+
+    def _send_abort_soon(self, reason: str) -> None:
+        """Queue an ABORT frame; it takes back a commit that was asked for, and releases later ones that wait for it."""
+        value = encode_abort(reason[:REASON_CHARACTERS_MAX])
+        key = self._key_of(FrameKind.ABORT, None if self._asked is None else self._asked.order)
+        self.runtime.sender.send_soon(*self.buffers[0], key, value, self._abort_delivered)
+
+    def _key_of(
+        self, kind: FrameKind, order: CommitOrder | None = None, *, part: int = -1, known: int = 0, former: int = -1
+    ) -> bytes:
+        """Return the header of a frame.
+
+        Args:
+            kind: Its kind.
+            order: Position of an end among those of the connection.
+            part: Whose frame it is; by default the present part's.
+            known: Of a BEGIN frame with which a stream joins: how many there were before.
+            former: Of a BEGIN frame with which this owner goes on under another part number: the one before.
+        """
+        epoch = self.plan.begin.client_epoch
+        fields = (known, former + 1, 0) if order is None else order.fields()
+        version = SAVEPOINT_VERSION if kind is FrameKind.SAVEPOINT else VERSION
+        whose = self.writer.part if part < 0 else part
+        return HEADER.pack(MAGIC, version, kind, self.completion.key, whose, *fields, epoch)
+
+    def _send_due(self) -> None:
+        """Send what has been held and is due, on whichever thread this is."""
+        unsent: list[SavepointFuture] = []
+        with self.turn:
+            for savepoint, frame in self.protocol.due(failed=self.completion.failure is not None):
+                if frame is not None:
+                    delivered = (
+                        self._commit_delivered
+                        if savepoint is None
+                        else partial(self._savepoint_delivered, savepoint, False)
+                    )
+                    self.runtime.sender.send_soon(*self.buffers[0], *frame, delivered)
+                elif savepoint is not None:
+                    unsent.append(savepoint)
+                else:
+                    self._send_abort_soon(f"incomplete: {self.completion.failure}")
+        for future in unsent:
+            future.settle(self.completion.failure)
+
+    # On the delivery thread: these take no lock that a sending thread may hold, see rollbridge.client.sender.
+
+    def _first_delivered(self, fault: Undelivered | None) -> None:
+        self._delivered(fault)
+        if fault is not None and fault.is_refusal:
+            # The broker itself refused it, so no leader will ever hear of this transaction, or report on it.
+            self.runtime.outcomes.waiting.pop(self.completion.key, None)
+            self.completion.fail()
+
+    def _whole_delivered(self, fault: Undelivered | None) -> None:
+        """Handle the delivery report of a message that was the whole transaction, from its BEGIN to its COMMIT."""
+        self._first_delivered(fault)
+        if fault is not None:
+            self._commit_delivered(fault)
+
+    def _savepoint_delivered(self, future: SavepointFuture, is_first: bool, fault: Undelivered | None) -> None:
+        (self._first_delivered if is_first else self._delivered)(fault)
+        future.settle(self.completion.failure)
+
+    def _commit_delivered(self, fault: Undelivered | None) -> None:
+        if fault is not None:
+            self._fail(fault)
+            with self.turn:
+                if self.protocol.step(EndEvent.REFUSED) is EndAction.ABORT:
+                    self._send_abort_soon(f"its commit was refused: {fault}")
+
+    def _abort_delivered(self, fault: Undelivered | None) -> None:
+        _ignore(fault)
+        if fault is not None and self._asked is not None:
+            self._asked.is_void = True
+
+
+def room_of(keys: Iterable[PieceKey], savepoint: Savepoint | None) -> int:
+    """Return the bytes of a manifest that names such pieces, and what a savepoint names besides, at most."""
+    size = ManifestRoom(0).bytes + sum(map(piece_bytes, keys))
+    if savepoint is None:
+        return size
+    return size + sum(map(offsets_bytes, savepoint.offsets)) + sum(map(condition_bytes, savepoint.conditions))
+
+
+def _ends_of(completion: Completion, places: Mapping[str, int], pieces: Sequence[Piece]) -> Ends:
+    record = completion.record
+    return (None, None) if record is None else find_ends(record, places, pieces)
+
+
+@lru_cache(maxsize=4096)
+def _manifest(entries: tuple[tuple[int, int, int, int], ...]) -> bytes:
+    """Return the value of a COMMIT frame. Small transactions mostly have one of a few shapes, hence the cache."""
+    return _manifest_with(entries, (), ())
+
+
+def _manifest_with(
+    entries: tuple[tuple[int, int, int, int], ...],
+    offsets: tuple[GroupOffsets, ...],
+    conditions: tuple[StreamCondition, ...],
+) -> bytes:
+    return Manifest({PieceKey(*entry[:3]): entry[3] for entry in entries}, offsets, conditions).encode()
+
+
+def _ignore(fault: Undelivered | None) -> None:
+    """Log an end that could not be delivered: an abort that does not arrive becomes one by expiry in the end."""
+    if fault is not None:
+        logger.warning("end.undelivered: %s", fault)

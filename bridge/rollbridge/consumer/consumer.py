@@ -246,18 +246,9 @@ class Consumer:
         self._settings = checked = consumer_settings(whole)
         connection = checked.connection
         self._consumer = open_consumer({**checked.kafka, "on_commit": self._committed}, "start a consumer", log)
-        security = {
-            key: value for key, value in checked.kafka.items() if key.startswith(("security.", "ssl.", "sasl."))
-        }
-        name = connection.client_name
-        kafka = self._kafka = KafkaClient(connection.bootstrap_servers, security=security, client_id=name)
+        kafka = self._kafka = KafkaClient.of(connection)
         self._offsets = kafka.offsets
-        self._session = ZooKeeperSession(
-            connection.zookeeper,
-            root=connection.zookeeper_root,
-            name=name,
-            security=connection.zookeeper_security,
-        )
+        self._session = ZooKeeperSession.of(connection)
         try:
             self._session.start(_CONNECT_S)
         except BaseException:
@@ -953,12 +944,16 @@ def consumer_settings(config: Mapping[str, Any]) -> ConsumerSettings:
             "client_name": options.client_id,
         }
     )
-    connection = replace(connection, zookeeper_security={**connection.zookeeper_security, **take_prefixed(config)})
+    connection = replace(
+        connection,
+        kafka={**connection.kafka, **{key: str(config[key]) for key in SECURITY_KEYS & set(config)}},
+        zookeeper_security={**connection.zookeeper_security, **take_prefixed(config)},
+    )
     kafka = consumer_config(
         connection.bootstrap_servers,
         isolation=Isolation.READ_COMMITTED,
         group_id=options.group_id,
-        security={**connection.kafka, **{key: str(config[key]) for key in SECURITY_KEYS & set(config)}},
+        security=connection.kafka,
         client_id=connection.client_name,
         extra={**_DEFAULTS, **{key: config[key] for key in CONSUMER_KEYS & set(config)}},
     )

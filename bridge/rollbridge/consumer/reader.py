@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Final, Literal, Self, assert_never
+from typing import Final, Literal, assert_never
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.deadlines import BackgroundCall, Deadline, answers_within
+from rollbridge.base.deadlines import BackgroundCall, Closable, Deadline, answers_within
 from rollbridge.base.forks import hold
 from rollbridge.base.ids import SegmentId
 from rollbridge.base.logs import limited
@@ -200,7 +200,7 @@ _IDLE_POLL_S: Final = 0.25
 
 
 @checked()
-class Reader:
+class Reader(Closable):
     """Reader of a stream, all its segments, in the order of their epochs; ``b.reader(...)``. Not thread-safe.
 
     Iterate over it, or take records with :meth:`poll` and :meth:`consume`. Use it in a ``with`` block, or close it.
@@ -280,12 +280,6 @@ class Reader:
         self._is_new = True
         self._follower = kafka.follow(Isolation.READ_COMMITTED, name="rollbridge-reader", check_epochs=True)
         hold(self, "_follower", "_preview")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Disconnect. The position remains available."""

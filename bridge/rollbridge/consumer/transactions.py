@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from itertools import islice
-from typing import Final, Self
+from typing import Final
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_LOG_APPEND_TIME, Message
 
 from rollbridge.base.arguments import checked
-from rollbridge.base.deadlines import Backoff, Deadline
+from rollbridge.base.deadlines import Backoff, Closable, Deadline
 from rollbridge.base.forks import hold
 from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.base.logs import limited
@@ -136,7 +136,7 @@ class CommittedTransaction:
 
 
 @checked()
-class TransactionReader:
+class TransactionReader(Closable):
     """Reader of a group's committed transactions in their order; ``b.transactions(...)``. Not thread-safe."""
 
     def __init__(
@@ -171,12 +171,6 @@ class TransactionReader:
         self._follower = kafka.follow(Isolation.READ_COMMITTED, name="rollbridge-transactions", check_epochs=True)
         self._follower.follow((topic, 0), begin)
         hold(self, "_follower", "_segments")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Disconnect. The position remains available."""

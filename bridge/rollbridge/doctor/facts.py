@@ -261,23 +261,15 @@ DOCTORS_ID: Final = "rollbridge-doctor"
 """As brokers know the doctor when it reads: a quota of coordinators does not hold it up."""
 
 
-def gather(settings: ConnectionSettings) -> ClusterFacts:
-    """Gather the facts about a cluster.
+def gather(settings: ConnectionSettings, client: KafkaClient) -> ClusterFacts:
+    """Gather the facts about a cluster; ``client`` is one of its Kafka's.
 
     Raises:
         KafkaUnavailableError, ZooKeeperUnavailableError: No server answers.
         NotAuthorizedError: The principal may not look at the cluster.
     """
-    with (
-        KafkaClient.of(settings, client_id=DOCTORS_ID) as kafka,
-        ZooKeeperSession(
-            settings.zookeeper,
-            root=settings.zookeeper_root,
-            name=settings.client_name,
-            security=settings.zookeeper_security,
-        ) as session,
-        kafka.cluster() as cluster,
-    ):
+    kafka = client.named(DOCTORS_ID)
+    with ZooKeeperSession.of(settings) as session, kafka.cluster() as cluster:
         topics = kafka.topics
         view = view_cluster(cluster, _ANSWER_S)
         metadata = Metadata(session)

@@ -160,9 +160,8 @@ def _evidence(kafka: KafkaClient, name: GroupName, topics: Mapping[str, str]) ->
 
 def _unwritten(kafka: KafkaClient, topics: Sequence[str]) -> list[str]:
     """Return the topics that hold no record and no open native transaction; aborted records are none."""
-    admin = kafka.topics
-    ends = admin.end(topics)
-    stable = admin.end(topics, Isolation.READ_COMMITTED)
+    ends = kafka.offsets.end(topics)
+    stable = kafka.offsets.end(topics, Isolation.READ_COMMITTED)
     return [topic for topic in topics if ends[topic] == stable[topic] and next(read_all(kafka, topic), None) is None]
 
 

@@ -39,7 +39,6 @@ from rollbridge.kafka.committed import BatchStanding, judge, signed_batch
 from rollbridge.kafka.fetch import RawStretch
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.kafka.records import FetchedBatches, check_crc
-from rollbridge.kafka.topics import TopicAdmin
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.names import Partition
@@ -99,28 +98,28 @@ class Plan:
         return sum(end - first for first, end in spans)
 
 
-def make_plan(admin: TopicAdmin, config: StreamConfig, history: EpochHistory) -> Plan:
+def make_plan(kafka: KafkaClient, config: StreamConfig, history: EpochHistory) -> Plan:
     """Look up what there is; the segments first, see above.
 
     Raises:
         KafkaUnavailableError, NotAuthorizedError: nothing was read.
     """
     places = {segment: config.place(segment) for segment in history.stored()}
-    there = admin.topic_ids({topic for topic, _ in places.values()})
+    there = kafka.topics.topic_ids({topic for topic, _ in places.values()})
     if config.topic and str(there.get(config.topic)) != config.topic_id:
         there.pop(config.topic, None)  # another topic of that name has no records of the stream
     places = {segment: place for segment, place in places.items() if place[0] in there}
-    ends = admin.end(places.values(), Isolation.READ_COMMITTED)
-    firsts = admin.first(places.values())
+    ends = kafka.offsets.end(places.values(), Isolation.READ_COMMITTED)
+    firsts = kafka.offsets.first(places.values())
     segments = {}
     for segment, place in places.items():
         sealed = history.sealed_end(segment)
         end = ends[place] if sealed is None else min(sealed, ends[place])
         segments[segment] = (min(firsts[place], end), end)
     log = config.group.commit_log_topic
-    span = admin.first([log])[log], admin.end([log])[log]
+    span = kafka.offsets.first([log])[log], kafka.offsets.end([log])[log]
     buffers = [(config.buffer_topic, number) for number in range(config.buffer_partitions)]
-    begins, stops = admin.first(buffers), admin.end(buffers)
+    begins, stops = kafka.offsets.first(buffers), kafka.offsets.end(buffers)
     return Plan(segments, span, {place: (begins[place], stops[place]) for place in buffers})
 
 
@@ -430,7 +429,7 @@ def verify(
     Raises:
         KafkaUnavailableError, NotAuthorizedError: it could not be read to the end.
     """
-    plan = make_plan(kafka.topics, config, history)
+    plan = make_plan(kafka, config, history)
     if planned is not None:
         planned(plan)
     return Verifier(kafka, config, history, plan, tell).run()

@@ -20,7 +20,7 @@ from typing import Final, assert_never
 
 from kio.schema.errors import ErrorCode
 
-from rollbridge.base.deadlines import Closing, Deadline
+from rollbridge.base.deadlines import Closable, Deadline
 from rollbridge.errors import ConfigError, ConflictError, FencedError, KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import (
@@ -139,7 +139,7 @@ _OF_ONE_TOPIC: Final = codes.AWAY | {ErrorCode.unknown_server_error}
 """Answers to Produce that leave the outcome unknown, but name one topic, or the batch sent to it, as the reason."""
 
 
-class TransactionalAppender(Closing):
+class TransactionalAppender(Closable):
     """Native transactions of one transactional id, one at a time. Not thread-safe.
 
     Take the id with :meth:`init`, then repeat: ``append()`` any number of times, ``commit()`` or ``abort()``. Several

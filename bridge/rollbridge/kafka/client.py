@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Final, Protocol, Self
 
-from rollbridge.base.deadlines import Closing
+from rollbridge.base.deadlines import Closable
 from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka.appender import TransactionalAppender
 from rollbridge.kafka.fetch import LogReader
@@ -34,7 +34,7 @@ class Address(Protocol):
     def client_name(self) -> str: ...
 
 
-class KafkaClient(Closing):
+class KafkaClient(Closable):
     """Connections to one Kafka cluster under one identity. Thread-safe.
 
     Attributes:
@@ -75,21 +75,16 @@ class KafkaClient(Closing):
         self._clusters = Clusters(self._connect)
         self.borrow: Final = self._clusters.borrow
         self.topics: Final = TopicAdmin(self._clusters, timeout_s)
-        self.offsets: Final[LogOffsets] = self.topics
+        self.offsets: Final = LogOffsets(self._clusters, timeout_s)
         self.log: Final = partial(LogReader, self._clusters)
         self.group: Final = partial(GroupOffsetStore, self._clusters)
         self.follow: Final = partial(Follower, self._clusters)
         self.appender: Final = partial(TransactionalAppender, self._clusters)
 
     @classmethod
-    def of(cls, settings: Address, *, client_id: str | None = None, timeout_s: float = 30.0) -> Self:
-        """Return a client for the settings of a connection, under its name unless another is given."""
-        return cls(
-            settings.bootstrap_servers,
-            security=settings.kafka,
-            client_id=client_id or settings.client_name,
-            timeout_s=timeout_s,
-        )
+    def of(cls, settings: Address) -> Self:
+        """Return a client for the settings of a connection, under its name."""
+        return cls(settings.bootstrap_servers, security=settings.kafka, client_id=settings.client_name)
 
     def named(self, client_id: str) -> KafkaClient:
         """Return the client of another identity, with connections of its own; it is closed with this one."""

@@ -32,7 +32,7 @@ from kio.schema.types import TopicName
 from kio.static.primitive import i8
 from kio.static.protocol import Payload
 
-from rollbridge.base.deadlines import Backoff, Closing, Deadline, Patience
+from rollbridge.base.deadlines import Backoff, Closable, Deadline, Patience
 from rollbridge.base.errors import PortableError
 from rollbridge.base.forks import hold, is_gone
 from rollbridge.base.security import Security
@@ -179,7 +179,7 @@ class MetadataCache:
         return True
 
 
-class Cluster(Closing):
+class Cluster(Closable):
     """Brokers of one cluster as seen by one client. Not thread-safe.
 
     A broker that could not be reached is dialled again only after a back-off of up to a second; until then it counts as

@@ -169,7 +169,22 @@ PartitionLike = str | Partition
 P = TypeVar("P", str, Partition, PartitionLike)
 
 
-class LogOffsets:
+class Asker:
+    """Base of what is asked over the connections of a client, with a time-out of its own."""
+
+    def __init__(self, clusters: Clusters, timeout_s: float) -> None:
+        self._clusters = clusters
+        self._timeout_s = timeout_s
+
+    @contextmanager
+    def _asking(self, timeout_s: float | None = None) -> Iterator[tuple[Cluster, Deadline]]:
+        """Lend a cluster until a deadline: the default one, or that of the caller if it has less."""
+        deadline = Deadline(patience_s(self._timeout_s if timeout_s is None else timeout_s))
+        with self._clusters.borrow(deadline) as cluster:
+            yield cluster, deadline
+
+
+class LogOffsets(Asker):
     """Offsets of partitions; a topic's name means its first one. Thread-safe.
 
     Args:
@@ -178,14 +193,6 @@ class LogOffsets:
     Raises, from every method:
         KafkaUnavailableError, NotFoundError (a topic does not exist), NotAuthorizedError.
     """
-
-    def __init__(self, clusters: Clusters, timeout_s: float) -> None:
-        self._clusters = clusters
-        self._timeout_s = timeout_s
-
-    def close(self) -> None:
-        """Close the connections; the next request opens others."""
-        self._clusters.close()
 
     def present(self, topics: Iterable[str]) -> list[str]:
         """Return those of the topics that exist and may be described, by what one broker knows at the moment."""
@@ -232,16 +239,9 @@ class LogOffsets:
             found = list_offsets(cluster, keys, timestamp, isolation, doing, deadline)
         return {keys[partition]: offset for partition, offset in found.items()}
 
-    @contextmanager
-    def _asking(self, timeout_s: float | None = None) -> Iterator[tuple[Cluster, Deadline]]:
-        """Lend a cluster until a deadline: the default one, or that of the caller if it has less."""
-        deadline = Deadline(patience_s(self._timeout_s if timeout_s is None else timeout_s))
-        with self._clusters.borrow(deadline) as cluster:
-            yield cluster, deadline
-
 
 def address_of(place: PartitionLike) -> Partition:
-    """Return the partition that is meant."""
+    """Return the topic and partition that are meant."""
     return (place, 0) if isinstance(place, str) else place
 
 

@@ -43,7 +43,7 @@ from rollbridge.errors import ConflictError, KafkaUnavailableError, RollbridgeEr
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import is_definite, refusal
 from rollbridge.kafka.metadata import Broker, Cluster, CodeError, LeaderQuestion, ask_leaders, of_partitions
-from rollbridge.kafka.offsets import LogOffsets, P, PartitionLike, address_of
+from rollbridge.kafka.offsets import Asker, P, PartitionLike, address_of
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
 from rollbridge.stream.names import Partition
 
@@ -406,8 +406,6 @@ def _left(deadline: Deadline) -> i32Timedelta:
     return i32Timedelta.parse(timedelta(milliseconds=max(1, int(deadline.left() * 900))))
 
 
-__all__ = ["PartitionLike", "TopicAdmin", "TopicSpec"]
-
 K = TypeVar("K")
 
 _POLL_FIRST_S: Final = 0.01
@@ -416,7 +414,7 @@ MENDABLE: Final = frozenset({"message.timestamp.before.max.ms", "message.timesta
 """Settings in which a topic may differ from its specification, because earlier versions did not set them."""
 
 
-class TopicAdmin(LogOffsets):
+class TopicAdmin(Asker):
     """Administration of topics; see :class:`~rollbridge.kafka.client.KafkaClient`. Thread-safe.
 
     Args:

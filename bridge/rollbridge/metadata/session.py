@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, ClassVar, Final, Generic, TypeVar, assert_never
+from typing import Any, ClassVar, Final, Generic, Protocol, Self, TypeVar, assert_never
 
 from kazoo.client import KazooClient, KazooState, TransactionRequest
 from kazoo.exceptions import EXCEPTIONS, KazooException, NoNodeError
@@ -276,6 +276,22 @@ READS_UNDER_WAY: Final = 5
 """Such requests that are under way at a time."""
 
 
+class EnsembleAddress(Protocol):
+    """Address of ZooKeeper among the settings of a connection."""
+
+    @property
+    def zookeeper(self) -> str: ...
+
+    @property
+    def zookeeper_root(self) -> str: ...
+
+    @property
+    def zookeeper_security(self) -> Mapping[str, str]: ...
+
+    @property
+    def client_name(self) -> str: ...
+
+
 class ZooKeeperSession:
     """ZooKeeper session. Safe to use from several threads. All paths are relative to the root path."""
 
@@ -327,6 +343,25 @@ class ZooKeeperSession:
         self._closed = False
         self._alive: threading.Event | None = None
         hold(self, "_client")
+
+    @classmethod
+    def of(
+        cls,
+        settings: EnsembleAddress,
+        *,
+        name: str | None = None,
+        session_timeout_s: float = 10.0,
+        observe: Callable[[str, float], None] | None = None,
+    ) -> Self:
+        """Return a session for the settings of a connection, under its name unless another is given."""
+        return cls(
+            settings.zookeeper,
+            root=settings.zookeeper_root,
+            session_timeout_s=session_timeout_s,
+            name=name or settings.client_name,
+            security=settings.zookeeper_security,
+            observe=observe,
+        )
 
     def start(self, timeout_s: float = 15.0) -> None:
         """Connect.

@@ -28,7 +28,7 @@ from rollbridge.client.connection import Bridge
 from rollbridge.client.cooperative import CooperativeTicket, SharedClient
 from rollbridge.client.identity import own_name
 from rollbridge.client.results import PartHandle
-from rollbridge.client.writing import Part
+from rollbridge.client.transaction import Part
 from rollbridge.errors import (
     ConflictError,
     InvalidRequestError,

@@ -17,10 +17,11 @@ from rollbridge.base.deadlines import wall_ms
 from rollbridge.client.connection import Bridge
 from rollbridge.client.futures import PartStream
 from rollbridge.client.results import PartHandle
-from rollbridge.client.writing import Part
+from rollbridge.client.transaction import Part, writing_of
+from rollbridge.client.writing import Writing
 from rollbridge.config import ClientOptions, ConnectionSettings
 from rollbridge.kafka.columns import Longs, Rows, batch_bytes, encode_batch, record_bytes
-from rollbridge.kafka.records import HEADER_BYTES
+from rollbridge.kafka.records import HEADER_BYTES, Compression
 from rollbridge.spark.sink_records import PartitionReader, hashes_of, row_refused
 from rollbridge.spark.worker import Kept
 from rollbridge.stream.config import KEYLESS, TopicLimits
@@ -39,7 +40,8 @@ class PartitionWriter:
         """
         self._part = part
         self._reader = reader
-        self._part_streams = [_LaneRows(part, part.part_stream(stream)) for stream in streams]
+        writing = writing_of(part)
+        self._part_streams = [_LaneRows(writing, writing.part_stream(stream)) for stream in streams]
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch.
@@ -76,8 +78,8 @@ _ANY_NUMBER: Final = 1 << 31
 class _LaneRows:
     """Rows of one stream that wait for their frames, by segment."""
 
-    def __init__(self, part: Part, part_stream: PartStream) -> None:
-        self._part = part
+    def __init__(self, writing: Writing, part_stream: PartStream) -> None:
+        self._writing = writing
         self._part_stream = part_stream
         self._stream = part_stream.route.stream
         self._bounds = np.array(part_stream.bounds, np.uint64)
@@ -171,9 +173,10 @@ class _LaneRows:
         waiting.add(together.slice(start, len(together)))
 
     def _send(self, at: int, rows: Rows) -> None:
-        part = self._part
-        batch = encode_batch(rows, part.id.bytes, part.number, part.compression, each=self._part_stream.each)
-        self._part.put_batch(self._stream, at, batch, int(rows.counts[0]), int(rows.counts[-1]), len(rows))
+        writing = self._writing
+        codec = Compression(writing.runtime.limits.compression)
+        batch = encode_batch(rows, writing.completion.key, writing.writer.part, codec, each=self._part_stream.each)
+        writing.put_batch(self._stream, at, batch, int(rows.counts[0]), int(rows.counts[-1]), len(rows))
 
     def _segments(self, keys: pa.BinaryArray, hashes: Longs) -> Longs:
         """Return the index of each row's segment.

@@ -81,13 +81,7 @@ class DriverConnection:
     def __init__(self, settings: SparkSettings) -> None:
         self.connection: ConnectionSettings = settings.connected_as(settings.client_name or own_name())
         options = settings.options
-        self._session = ZooKeeperSession(
-            self.connection.zookeeper,
-            root=self.connection.zookeeper_root,
-            session_timeout_s=options.session_timeout_s,
-            name=self.connection.client_name,
-            security=self.connection.zookeeper_security,
-        )
+        self._session = ZooKeeperSession.of(self.connection, session_timeout_s=options.session_timeout_s)
         self._session.start(options.connect_timeout_s)
         self.kafka = kafka_client(self.connection)
         try:

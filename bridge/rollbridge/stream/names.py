@@ -380,6 +380,11 @@ class GroupName:
             raise InvalidNameError(f"{text!r} is not a group name: scope/group is expected")
         return cls(*parts)
 
+    @classmethod
+    def of_any(cls, group: Self | str | None) -> Self | None:
+        """Return a group that may be given as its text, or not at all."""
+        return cls.parse(group) if isinstance(group, str) else group
+
     @property
     def commit_log_topic(self) -> str:
         """The Kafka topic of the commit log."""

@@ -816,7 +816,7 @@ class Interpreter:
     def _start_offsets(self, effect: fx.StartOffsets) -> Mapping[Partition, int]:
         if not effect.is_patient:
             return self._measures.starts(effect.partitions)
-        starts = self._admin.first(effect.partitions)
+        starts = self._kafka.offsets.first(effect.partitions)
         return {partition: starts[partition] for partition in effect.partitions}
 
     @_carries_out(fx.StableEnds)

@@ -159,12 +159,10 @@ class Daemon:
         self._settings = settings
         self._hook = hook
         self._requests = RequestTimes(ZOOKEEPER_OPERATIONS)
-        self._session = ZooKeeperSession(
-            settings.connection.zookeeper,
-            root=settings.connection.zookeeper_root,
-            session_timeout_s=settings.session_timeout_s,
+        self._session = ZooKeeperSession.of(
+            settings.connection,
             name=settings.name,
-            security=settings.connection.zookeeper_security,
+            session_timeout_s=settings.session_timeout_s,
             observe=self._requests.note,
         )
         self._kafka = KafkaClient(settings.connection.bootstrap_servers, security=settings.connection.kafka)

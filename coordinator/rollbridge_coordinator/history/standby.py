@@ -23,6 +23,7 @@ from rollbridge.buffer.replay import BufferPlace, log_start
 from rollbridge.buffer.snapshot_topic import SnapshotReader
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError, ZooKeeperUnavailableError
 from rollbridge.kafka.client import KafkaClient
+from rollbridge.kafka.offsets import PartitionLike
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
@@ -188,10 +189,11 @@ class Standby(threading.Thread):
         self._metadata.session.children(paths.streams(self._group.scope), self._changed.set)
         configs = self._readable()
         log = self._group.commit_log_topic
-        log_end = self._kafka.topics.end([log])[log]  # before those of the buffers
+        log_end = self._kafka.offsets.end([log])[log]  # before those of the buffers
         reader = SnapshotReader(self._kafka, self._group.scope)
         found = [item for config in configs for item in reader.of(config)]
-        starts = self._kafka.topics.first([*(item.partition for item in found), (log, 0)])
+        wanted: list[PartitionLike] = [*(item.partition for item in found), log]
+        starts = self._kafka.offsets.first(wanted)
         places = {
             item.partition: BufferPlace(
                 item.stream.buffer_topic_id,

@@ -166,7 +166,7 @@ class PageSources:
         self._gateways: KeptAnswers[None, Mapping[int, GatewayRecord]] = KeptAnswers(GATEWAYS_KEPT_S)
         self._pictures: KeptAnswers[StreamName, tuple[_Drawn, str]] = KeptAnswers(0.0)
         self._kafka = kafka.named(client_name(settings.name))
-        self._doctor = DoctorVisits(connection_of(settings))
+        self._doctor = DoctorVisits(lambda: find(gather(connection_of(settings), kafka)))
 
     def close(self) -> None:
         self._kafka.close()
@@ -454,13 +454,11 @@ class DoctorVisits:
 
     def __init__(
         self,
-        settings: ConnectionSettings,
-        examine: Callable[[ConnectionSettings], Iterable[Finding]] | None = None,
+        examine: Callable[[], Iterable[Finding]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Prepare; ``examine`` returns the findings, those of ``rollbridge doctor`` if left out."""
-        self._settings = settings
-        self._examine = examine or _examine
+        """Prepare; ``examine`` returns the findings."""
+        self._examine = examine
         self._clock = clock
         self._lock = threading.Lock()
         self._is_looking = False
@@ -479,7 +477,7 @@ class DoctorVisits:
         began_s, fault = self._clock(), None
         findings: list[Finding] = []
         try:
-            findings = list(self._examine(self._settings))
+            findings = list(self._examine())
         except RollbridgeError as missing:
             fault = {"code": missing.code, "message": str(missing)}
         except Exception as defect:
@@ -498,10 +496,6 @@ class DoctorVisits:
             self._found = found
             self._is_looking = False
             self._next_s = ended_s + max(DOCTOR_S, DOCTOR_REST * (ended_s - began_s))
-
-
-def _examine(settings: ConnectionSettings) -> Iterable[Finding]:
-    return find(gather(settings))
 
 
 # Connections

@@ -289,10 +289,11 @@ def delete_stream(group: GroupState, name: str, stream: LedStream, now_ms: int) 
             code="stream-busy",
         )
     if (yield from _doom(group, name, stream.config, (), now_ms)):
-        for transaction in busy if lost is not None else ():
+        reason = "" if lost is None else f"lost with stream {own}: {lost.reason}"
+        for transaction in busy:
             if transaction.state is not State.ABORTING:
                 yield from take_out(group, transaction)
-                group.fold.refuse(transaction.id, f"lost with stream {own}: {lost.reason}", now_ms)
+                group.fold.refuse(transaction.id, reason, now_ms)
         for partition in stream.partitions():
             for transaction in busy:
                 transaction.first_offsets.pop(partition, None)

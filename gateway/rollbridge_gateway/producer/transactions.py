@@ -14,7 +14,8 @@ from rollbridge.base.ids import local_sequence
 from rollbridge.client.client import Client
 from rollbridge.client.futures import Completion, PartStream
 from rollbridge.client.savepoints import SavepointFuture
-from rollbridge.client.transaction import Transaction
+from rollbridge.client.transaction import Transaction, writing_of
+from rollbridge.client.writing import OwnerWriting
 from rollbridge.errors import (
     BackpressureError,
     CorruptDataError,
@@ -27,7 +28,7 @@ from rollbridge.errors import (
     TransactionTooLargeError,
     UnavailableError,
 )
-from rollbridge.stream.group_offsets import GroupOffsets, OffsetDetails
+from rollbridge.stream.group_offsets import GroupMember, OffsetDetails
 from rollbridge.stream.routing import Route
 from rollbridge_gateway.producer.procedures import (
     GroupCommit,
@@ -53,7 +54,10 @@ class TransactionClient:
     @property
     def is_open(self) -> bool:
         """True if a transaction is open here, or its outcome is lost, which only this client can tell."""
-        return self._txn is not None and (not self._txn.completion.settled or _is_lost(self._txn.completion))
+        if self._txn is None:
+            return False
+        completion = writing_of(self._txn).completion
+        return not completion.settled or _is_lost(completion)
 
     def drop(self) -> None:
         """Forget the open transaction, which stays open."""
@@ -111,7 +115,7 @@ class TransactionClient:
 
     def can_write_now(self, stream: str | None = None) -> bool:
         """Return whether a savepoint, and a batch for a stream, are taken without a round trip."""
-        return self._txn is not None and self._txn.can_write_now(stream)
+        return self._txn is not None and writing_of(self._txn).can_write_now(stream)
 
     def carry(self, produced: ProducedBatch) -> None:
         """Write a batch, all of it or nothing; one that is half written is continued.
@@ -120,19 +124,19 @@ class TransactionClient:
             NothingWrittenError: its cause says why.
             BackpressureError: there was no room for the rest of it, see :meth:`is_half_carried`.
         """
-        txn = self._open()
+        writing = writing_of(self._open())
         if self.is_half_carried(produced):
             assert self._rest is not None
-            self._put(txn, produced, self._rest[1], is_begun=True)
+            self._put(writing, produced, self._rest[1], is_begun=True)
             return
         try:
-            part_stream = txn.part_stream(produced.stream)
+            part_stream = writing.part_stream(produced.stream)
             target = self._target_of(part_stream)
-            author = BatchAuthor(txn.completion.key, local_sequence(txn.number, 0), txn.records)
+            author = BatchAuthor(writing.completion.key, local_sequence(writing.writer.part, 0), writing.records)
             frames = carry(produced.batch, produced.partition, target, author)
         except (InvalidRequestError, CorruptDataError) as fault:
             raise NothingWrittenError(str(fault)) from fault
-        self._put(txn, produced, frames)
+        self._put(writing, produced, frames)
 
     def is_half_carried(self, produced: ProducedBatch) -> bool:
         """Return whether some frames of a batch were written, and the others were not for lack of room."""
@@ -156,12 +160,12 @@ class TransactionClient:
         return found
 
     def _put(
-        self, txn: Transaction, produced: ProducedBatch, frames: list[CarriedFrame], *, is_begun: bool = False
+        self, writing: OwnerWriting, produced: ProducedBatch, frames: list[CarriedFrame], *, is_begun: bool = False
     ) -> None:
         self._rest = None
         for number, frame in enumerate(frames):
             try:
-                txn.put_batch(produced.stream, frame.at, frame.batch, frame.first, frame.last, frame.records)
+                writing.put_batch(produced.stream, frame.at, frame.batch, frame.first, frame.last, frame.records)
             except (TransactionTooLargeError, BackpressureError) as fault:
                 if not is_begun:
                     raise NothingWrittenError(str(fault)) from fault
@@ -172,16 +176,13 @@ class TransactionClient:
 
     def send_offsets(self, offsets: GroupCommit) -> None:
         """Add a consumer group's offsets."""
-        self._open().send_group_offsets(
-            GroupOffsets(
-                offsets.group,
-                {where: item.offset for where, item in offsets.offsets.items()},
-                offsets.generation,
-                offsets.member,
-                offsets.instance,
-                {where: OffsetDetails(*item[1:]) for where, item in offsets.offsets.items()},
-            )
+        writing = writing_of(self._open())
+        placed = writing.placed(
+            (*where, item.offset, OffsetDetails(*item[1:])) for where, item in offsets.offsets.items()
         )
+        if placed:
+            member = GroupMember(offsets.group, offsets.generation, offsets.member, offsets.instance)
+            writing.send_offsets(member, placed)
 
     def save(self, notes: Mapping[str, bytes]) -> SavepointFuture:
         """Put a savepoint behind what was written.
@@ -213,7 +214,7 @@ class TransactionClient:
             raise RefusedError(Step.INVALID, str(fault)) from fault
         except OutcomeUnknownError as fault:
             # One that was decided right after its time was over is asked for again.
-            if not _is_lost(txn.completion):
+            if not _is_lost(writing_of(txn).completion):
                 raise
             self.drop()
             raise LostTransactionError(str(fault)) from fault
