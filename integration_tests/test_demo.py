@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import io
 import re
-import time
-import zipfile
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import Producer
-from rich.console import Console
 
 from integration_tests.backends.interface import AnyCluster
 from integration_tests.kafka_tools import create_topic, produce
-from rollbridge.errors import LocalEnvironmentError
-from spark_examples.demo import plain_reader
-from spark_examples.demo.flights import HEADER, Flights, parse_value, read_csv, record
-from spark_examples.demo.helper import Helper, HelperFailedError
-from spark_examples.demo.measure import longest_silence, takeover, waits
-from spark_examples.demo.narrate import Story, duration
+from integration_tests.patience import eventually
+from spark_examples.demo.common import longest_silence
+from spark_examples.demo.flights import carriers_of, parse_value, record, tail_numbers_of
 from spark_examples.demo.native_rival import NativeRival
-from spark_examples.demo.plain_reader import Counts, PlainReader
+from spark_examples.demo.plain_reader import PlainReader
+from spark_examples.demo.rolling import duration, takeover, waits
 from spark_examples.demo.small_writer import Commit
 
 WITH_TAIL = b"2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z"
 WITHOUT_TAIL = b"2013,1,2,NA,1545,NA,NA,1910,NA,AA,133,NA,JFK,LAX,NA,2475,15,45,2013-01-02T20:00:00Z"
-SAMPLE = Flights([WITH_TAIL, WITHOUT_TAIL, WITH_TAIL])
+SAMPLE = [WITH_TAIL, WITHOUT_TAIL, WITH_TAIL]
 
 
-def read_until(reader: PlainReader, condition: Callable[[], bool], seconds: float = 180) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"{reader.seen.counts()} from {sorted(reader.seen.topics)} is all there is"
-        reader.step()
-
-
-def zipped(path: Path, text: bytes, name: str = "flights.csv") -> Path:
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr(name, text)
-    return path
+def counts_are(reader: PlainReader, flights: int, small_records: int) -> None:
+    eventually(lambda: reader.counts() == (flights, small_records), "the reader has all there is")
 
 
 # -- the input ------------------------------------------------------------------------------------
@@ -56,35 +40,8 @@ def test_a_flight_without_an_aircraft_has_no_key() -> None:
 
 
 def test_flights_are_counted_by_carrier_and_aircraft() -> None:
-    assert SAMPLE.carriers() == {"AA": 1, "UA": 2}
-    assert SAMPLE.tail_numbers() == [b"N14228"]
-    assert [value.split(b",")[0] for _, value in SAMPLE.records(1, 3)] == [b"1", b"2"]
-
-
-def test_the_file_is_read_without_its_heading(tmp_path: Path) -> None:
-    path = zipped(tmp_path / "flights.csv.zip", b"\n".join([HEADER, WITH_TAIL, WITHOUT_TAIL, b""]))
-    assert list(read_csv(path).lines) == [WITH_TAIL, WITHOUT_TAIL]
-
-
-@pytest.mark.parametrize(
-    ("text", "name", "complaint"),
-    [
-        (b"month,year\n1,2013\n", "flights.csv", "other columns"),
-        (b"", "flights.csv", "cannot be read"),
-        (HEADER, "planes.csv", "cannot be read"),
-    ],
-)
-def test_another_file_is_refused(tmp_path: Path, text: bytes, name: str, complaint: str) -> None:
-    with pytest.raises(LocalEnvironmentError, match=complaint):
-        read_csv(zipped(tmp_path / "flights.csv.zip", text, name))
-
-
-def test_a_missing_or_broken_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(LocalEnvironmentError, match="cannot be read"):
-        read_csv(tmp_path / "none.zip")
-    (tmp_path / "broken.zip").write_bytes(b"PK")
-    with pytest.raises(LocalEnvironmentError, match="cannot be read"):
-        read_csv(tmp_path / "broken.zip")
+    assert carriers_of(SAMPLE) == {"AA": 1, "UA": 2}
+    assert tail_numbers_of(SAMPLE) == [b"N14228"]
 
 
 # -- the plain reader -----------------------------------------------------------------------------
@@ -110,12 +67,12 @@ def test_the_reader_goes_on_in_old_topics_and_finds_new_ones(
         create_topic(servers, topic)
     produce(servers, other, small(9))
     produce(servers, first, small(1))
-    read_until(reader, lambda: reader.seen.counts() == Counts(0, 2))
+    counts_are(reader, 0, 2)
     create_topic(servers, second)
     produce(servers, second, small(2))
     produce(servers, first, small(3))
-    read_until(reader, lambda: reader.seen.counts() == Counts(0, 6))
-    seen = reader.seen
+    counts_are(reader, 0, 6)
+    seen = reader.seen()
     assert seen.notes == {1: 2, 2: 2, 3: 2}
     assert seen.topics.keys() == {first, second}
     assert seen.found_s[2] == seen.topics[second]
@@ -132,16 +89,17 @@ def test_the_reader_sees_nothing_of_an_open_transaction(
     producer = Producer({"bootstrap.servers": servers, "transactional.id": topic_prefix})
     producer.init_transactions(30)
     producer.begin_transaction()
-    for key, value in SAMPLE.records(0, 3):
+    for row, line in enumerate(SAMPLE):
+        key, value = record(row, line)
         producer.produce(first, value, key, partition=0)
     assert producer.flush(120) == 0
     produce(servers, second, small(1))
-    read_until(reader, lambda: reader.seen.counts().small_records == 2)
-    assert reader.seen.counts().flights == 0
+    counts_are(reader, 0, 2)
     producer.commit_transaction(30)
-    read_until(reader, lambda: reader.seen.counts().flights == 3)
-    assert reader.seen.carriers == SAMPLE.carriers()
-    assert (reader.seen.doubled, reader.seen.out_of_order) == (0, 0)
+    counts_are(reader, 3, 2)
+    seen = reader.seen()
+    assert seen.carriers == carriers_of(SAMPLE)
+    assert (seen.doubled, seen.out_of_order) == (0, 0)
 
 
 def test_the_reader_notices_doubled_and_reordered_flights(
@@ -154,10 +112,11 @@ def test_the_reader_notices_doubled_and_reordered_flights(
         key, value = record(row, WITH_TAIL)
         producer.produce(topic, value, key, partition=0)
     assert producer.flush(120) == 0
-    read_until(reader, lambda: reader.seen.carriers.total() == 3)
-    assert reader.seen.rows == {3, 5}
-    assert reader.seen.doubled == 1
-    assert reader.seen.out_of_order == 1
+    eventually(lambda: reader.seen().carriers.total() == 3, "the reader has all there is")
+    seen = reader.seen()
+    assert seen.rows == {3, 5}
+    assert seen.doubled == 1
+    assert seen.out_of_order == 1
 
 
 # -- the rival ------------------------------------------------------------------------------------
@@ -167,46 +126,16 @@ def test_a_native_transaction_keeps_its_reader_from_what_is_written_behind_it(
     cluster: AnyCluster, topic_prefix: str
 ) -> None:
     rival = NativeRival(cluster.bootstrap_servers, topic_prefix, SAMPLE)
-    try:
-        rival.begin()
-        for _ in range(5):
-            rival.step()
-        assert rival.read() == (0, 0)
-        report = rival.commit()
-    finally:
-        rival.close()
-    assert (report.flights, report.small_read, report.small_written) == (3, 5, 5)
-    assert rival.read() == (3, 5)
+    rival.begin()
+    eventually(lambda: rival.acked() >= 5, "small writes are acknowledged")
+    assert rival.reader.counts() == (0, 0)
+    report = rival.commit()
+    assert report.flights == 3
+    assert report.small_read == report.small_written >= 5
     assert report.longest_wait_s > 0
 
 
-# -- helpers --------------------------------------------------------------------------------------
-
-
-def test_a_helper_answers_and_ends_with_its_parent(cluster: AnyCluster, topic_prefix: str, tmp_path: Path) -> None:
-    topic = f"{topic_prefix}.segment-1"
-    create_topic(cluster.bootstrap_servers, topic)
-    produce(cluster.bootstrap_servers, topic, small(1))
-    arguments = (cluster.bootstrap_servers, re.escape(topic), topic_prefix)
-    with Helper("reader", tmp_path / "log", plain_reader.main, *arguments) as helper:
-        deadline = time.monotonic() + 180
-        while helper.ask("counts") != Counts(0, 2):
-            assert time.monotonic() < deadline, "the helper's reader gets nothing"
-        assert helper.ask("seen").notes == {1: 2}
-        assert helper.is_alive
-    assert not helper.is_alive
-
-
-def test_a_helper_that_fails_says_why(tmp_path: Path) -> None:
-    arguments = ("localhost:1", "[", "group")  # no regular expression
-    with (
-        Helper("reader", tmp_path / "log", plain_reader.main, *arguments) as helper,
-        pytest.raises(HelperFailedError, match=r"the reader failed: .*subscription"),
-    ):
-        helper.ask("counts")
-
-
-# -- measuring and telling ------------------------------------------------------------------------
+# -- measuring ----------------------------------------------------------------------------------
 
 
 def test_waits_count_from_the_answer_and_never_below_zero() -> None:
@@ -223,31 +152,6 @@ def test_a_takeover_ends_with_the_first_commit_asked_for_after_the_kill() -> Non
     commits = [Commit(0, 1.0, 1.5), Commit(1, 1.9, 2.1), Commit(2, 2.2, 8.5), Commit(3, 8.6, 8.7)]
     assert takeover(commits, killed_s=2.0) == 6.5
     assert takeover(commits[:2], killed_s=2.0) is None
-
-
-def quiet_story() -> Story:
-    return Story(Console(file=io.StringIO(), width=100))
-
-
-def test_a_story_without_differences_ends_well() -> None:
-    story = quiet_story()
-    story.check_equal("flights", 3, 3)
-    story.check_within("small", 3, 3, 4)
-    story.check_same_counts("carriers", {"AA": 1, "UA": 0}, {"AA": 1})
-    assert story.conclude()
-
-
-def test_a_story_names_each_difference() -> None:
-    story = quiet_story()
-    story.check_equal("flights", 2, 3)
-    story.check_within("small", 5, 3, 4)
-    story.check_same_counts("carriers", {"AA": 1}, {"AA": 1, "UA": 2})
-    assert not story.conclude()
-    assert story.differences == [
-        "flights: 2 instead of 3",
-        "small: 5 instead of 3 to 4",
-        "carriers: 1 differ: UA 0 instead of 2",
-    ]
 
 
 def test_durations_have_the_unit_that_suits_them() -> None:

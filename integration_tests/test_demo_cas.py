@@ -6,7 +6,7 @@ import pytest
 
 import rollbridge
 from integration_tests.clients import Site
-from spark_examples.demo.cas import ACCOUNT, Account, Ledger, Place, balances, race
+from spark_examples.demo.cas import ACCOUNT, Ledger, Place, balances, race
 
 
 @pytest.fixture
@@ -15,8 +15,7 @@ def place(site: Site, client: rollbridge.Bridge, orders: str) -> Place:
 
 
 def test_conditional_deposits_of_two_processes_are_all_there(place: Place) -> None:
-    reports = race(place, 25, conditional=True)
-    assert [report.deposits for report in reports] == [25, 25]
+    race(place, 25, conditional=True)
     assert balances(place) == list(range(1, 51))
 
 
@@ -33,4 +32,5 @@ def test_a_ledger_reads_on_to_the_entry_that_is_asked_for(client: rollbridge.Bri
         first = writer.write(ACCOUNT, b"1 anna", expected=rollbridge.EMPTY)
         writer.write(b"other", b"99", expected=rollbridge.ANY)
         second = writer.write(ACCOUNT, b"2 anna", expected=first, scope="key")
-        assert ledger.read_to(second) == Account(2, second)
+        ledger.read_to(second)
+        assert (ledger.balance, ledger.sn) == (2, second)

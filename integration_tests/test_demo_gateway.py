@@ -6,13 +6,18 @@ from pathlib import Path
 
 from integration_tests.backends.local import LocalCluster
 from integration_tests.clients import Site
-from spark_examples.demo.gateway import BEHIND, STRAIGHT, gateway_of, play
+from integration_tests.gateways import GatewayProcess, Servers
+from spark_examples.demo.gateway import BEHIND, STRAIGHT, play
 
 
 def test_a_dead_job_behind_the_gateway_holds_nobody_up(tmp_path: Path) -> None:
     with LocalCluster() as cluster, Site(cluster, "/demo-gateway", tmp_path) as site, site.connect("demo") as b:
-        log = tmp_path / "gateway.log"
-        with gateway_of(cluster.bootstrap_servers, cluster.zookeeper, site.root, log) as gateway:
-            told = play(b, gateway, tmp_path, records=4_000, dead_s=6.0)
+        gateway = GatewayProcess(Servers(cluster.bootstrap_servers, cluster.zookeeper, site.root), "demo", tmp_path)
+        gateway.start()
+        try:
+            gateway.await_ready()
+            told = play(b, gateway.address, tmp_path, records=4_000, dead_s=6.0)
+        finally:
+            gateway.stop()
     assert told.exact == {BEHIND: True, STRAIGHT: True}
     assert told.waits_s[BEHIND] < told.waits_s[STRAIGHT]
