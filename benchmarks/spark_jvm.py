@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 
 from benchmarks.site import Site
 from rollbridge_devcluster.jars import JarCache
-from rollbridge_devcluster.java import find_java
 from spark_examples.demo.session import local_session
 
 if TYPE_CHECKING:
@@ -24,7 +23,6 @@ def spark_session(site: Site) -> SparkSession:
     if found is None:
         scratch = Path(mkdtemp(prefix="rollbridge-spark-"))
         found = _sessions[id(site)] = local_session(
-            str(find_java().home),
             JarCache.default().ensure("spark", quiet=True),
             scratch,
             name="rollbridge benchmarks",

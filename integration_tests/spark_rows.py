@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from integration_tests.patience import PATIENCE_S
-from spark_examples.demo.on_spark import kill_driver
+from spark_examples.demo.session import kill_driver
 
 ROWS = 50
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Final
 
 from integration_tests.clients import Site
 from rollbridge_devcluster.jars import JarCache
-from rollbridge_devcluster.java import find_java
 from spark_examples.demo.session import local_session
 
 if TYPE_CHECKING:
@@ -23,7 +22,6 @@ _STARTS: Final = 10
 def spark_session(scratch: Path) -> Iterator[SparkSession]:
     """A Spark of two threads, which tries each task twice."""
     session = local_session(
-        str(find_java().home),
         JarCache.default().ensure("spark", quiet=True),
         scratch,
         name="rollbridge tests",

@@ -20,7 +20,7 @@ from integration_tests.gateways import GatewayProcess, Servers
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.base.ids import TransactionId
-from spark_examples.demo.flink_job import STRATEGIES, FlinkJob
+from spark_examples.demo.flink_job import STRATEGIES, FlinkJob, latest_checkpoint
 
 RECORDS = 5_000
 
@@ -125,7 +125,7 @@ def test_a_job_in_flink_that_was_killed_goes_on_from_its_checkpoint_through_a_ga
         with FlinkJob(tmp_path / "flink", **given, parallelism=before) as job:
             eventually(lambda: job.checkpoints >= 2 or not job.alive, "two checkpoints")
         gateway.revive()
-        origin = {"from": job.latest_checkpoint()}
+        origin = {"from": latest_checkpoint(tmp_path / "flink")}
         with FlinkJob(tmp_path / "flink", **given, **origin, parallelism=after) as again:
             again.finish(PATIENCE_S)
     assert sorted(values_of(site, topic)) == numbered(topic, RECORDS)
@@ -157,7 +157,7 @@ def test_the_same_checkpoint_is_committed_twice_without_harm(
     given = job_of(gateway, topic)
     with FlinkJob(tmp_path / "flink", **given) as job:
         eventually(lambda: job.checkpoints >= 2 or not job.alive, "two checkpoints")
-    origin = {"from": job.latest_checkpoint()}
+    origin = {"from": latest_checkpoint(tmp_path / "flink")}
     left = open_ones()
     # What it writes beyond the checkpoint is never committed.
     with FlinkJob(tmp_path / "flink", **{**given, **origin, "interval_ms": 600_000}) as first:

@@ -74,7 +74,7 @@ def write(site: Site, count: int) -> None:
 def reader_of(site: Site, **options: str) -> source.StreamReader:
     """What the driver of a query holds."""
     wanted = {**options_of(site, STREAM), "startingoffsets": "earliest", **options}
-    return source.stream_reader(wanted, schema_of(()))
+    return source.StreamReader(wanted, schema_of(()))
 
 
 @pytest.mark.parametrize("fail", [True, False])
@@ -111,7 +111,7 @@ def test_a_query_notices_that_the_commit_log_has_become_shorter(site: Site, clus
                 transaction.write(STREAM, key=b"k", value=b"%d" % number)
     site.stop_coordinator()
     options = {**options_of(site, STREAM), "startingoffsets": "earliest", "failondataloss": str(fail).lower()}
-    query = transactions.stream_reader(options, transactions.schema(options))
+    query = transactions.TransactionsStreamReader(options, transactions.schema(options))
     begin = query.initialOffset()
     end = query.latestOffset(begin, EVERYTHING)
     cluster.cut_log(GROUP.commit_log_topic, LogOffset.of_json(end).position.offset - 2)

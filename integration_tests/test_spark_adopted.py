@@ -269,7 +269,7 @@ def test_a_query_does_not_go_on_in_a_topic_that_was_created_anew(
     native.write("old")
     adopt(client, topic, partitioner="murmur2")
     options = {name.lower(): value for name, value in options_of(site, topic, startingOffsets="earliest").items()}
-    reader = source.stream_reader(options, source.schema(options))
+    reader = source.StreamReader(options, source.schema(options))
     try:
         begin = reader.initialOffset()
         end = reader.latestOffset(begin, reader.getDefaultReadLimit())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,7 +13,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROWS = 6_000
-PNG = b"\x89PNG\r\n"
 
 
 @pytest.fixture(autouse=True)
@@ -24,20 +22,16 @@ def environment(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_backfill_is_one_transaction_beside_live_traffic(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plot = tmp_path / "new" / "backfill.png"
-    assert spark_backfill.show(spark, ROWS, plot), capsys.readouterr().out
-    assert plot.read_bytes().startswith(PNG)
-    assert capsys.readouterr().out.count("  ok: ") == 3
+    assert spark_backfill.show(spark, ROWS), capsys.readouterr().out
+    assert capsys.readouterr().out.count("  ok: ") == 2
 
 
 def test_flights_are_there_once_although_the_driver_is_killed(
-    spark: SparkSession, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    spark: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plot = tmp_path / "flights.png"
-    assert spark_flights.show(spark, ROWS, plot, files=12), capsys.readouterr().out
-    assert plot.read_bytes().startswith(PNG)
+    assert spark_flights.show(spark, ROWS, files=12), capsys.readouterr().out
     assert capsys.readouterr().out.count("  ok: ") == 3
 
 

@@ -60,7 +60,7 @@ class Here:
     def rows(self, stream: str, **options: str) -> list[dict[str, Any]]:
         """What a batch reads."""
         given = lowered(options_of(self.site, stream, **options))
-        reader = source.batch_reader(given, source.schema(given))
+        reader = source.BatchReader(given, source.schema(given))
         return [row for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
 
     def values(self, stream: str, **options: str) -> dict[bytes, list[bytes]]:
@@ -70,7 +70,7 @@ class Here:
     def batches(self, stream: str, start: dict[str, Any] | None = None, **options: str) -> Iterator[Step]:
         """The micro-batches of a query that reads what is there, each with the offset behind it."""
         given = lowered(options_of(self.site, stream, **{"startingOffsets": "earliest", **options}))
-        reader = source.stream_reader(given, source.schema(given))
+        reader = source.StreamReader(given, source.schema(given))
         try:
             begin = reader.initialOffset() if start is None else start
             reader.prepareForTriggerAvailableNow()
@@ -206,7 +206,7 @@ def test_a_batch_begins_and_ends_where_it_is_told_to(client: rollbridge.Bridge, 
     assert here.values(orders, startingOffsets=str(later.timestamp_ms)) == each(b"second")
     assert here.rows(orders, startingOffsets="latest") == []
     given = lowered(options_of(here.site, orders, minPartitions="8"))
-    assert len(source.batch_reader(given, source.schema(given)).partitions()) > 3
+    assert len(source.BatchReader(given, source.schema(given)).partitions()) > 3
 
 
 def test_a_query_keeps_the_order_of_every_key_across_scales_restarts_and_limits(
@@ -305,7 +305,7 @@ def test_transactions_are_rows_in_the_order_of_commits(
     ]
     assert all(row.begun.timestamp() <= row.committed.timestamp() and row.bytes > 0 for row in found)
     given = lowered(options_of(site, payments))
-    reader = transactions.batch_reader(given, transactions.schema(given))
+    reader = transactions.TransactionsBatchReader(given, transactions.schema(given))
     labels = [row["label"] for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
     assert labels == ["both"]
     counts = Counter(row["commitPosition"] for row in here.rows(orders, includeCommitPosition="true"))
@@ -400,7 +400,7 @@ def test_a_running_query_reads_nothing_of_a_stream_that_was_created_again(
 ) -> None:
     given = lowered(options_of(here.site, orders, startingOffsets="earliest", failOnDataLoss=fail))
     write(client, orders, b"former")
-    reader = source.stream_reader(given, source.schema(given))
+    reader = source.StreamReader(given, source.schema(given))
     try:
         begin = reader.initialOffset()
         end = reader.latestOffset(begin, reader.getDefaultReadLimit())
@@ -455,7 +455,7 @@ def test_a_task_that_finds_records_deleted_says_so_or_leaves_them_out(
     planned = {}
     for fail in ("true", "false"):
         given = lowered(options_of(here.site, ledger, failOnDataLoss=fail))
-        reader_of = source.batch_reader(given, source.schema(given))
+        reader_of = source.BatchReader(given, source.schema(given))
         planned[fail] = reader_of, reader_of.partitions()
     client.admin.truncate(ledger, middle)
     for fail, (batch_reader, parts) in planned.items():

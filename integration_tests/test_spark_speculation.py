@@ -97,9 +97,7 @@ def write(arguments: dict[str, Any]) -> None:
 
     jars = JarCache.default().ensure("spark", quiet=True)
     settings = {**EAGER, "spark.executorEnv.PYTHONPATH": str(ROOT)}
-    session = local_session(
-        str(find_java().home), jars, folder, name="speculation", master=arguments["master"], settings=settings
-    )
+    session = local_session(jars, folder, name="speculation", master=arguments["master"], settings=settings)
     rows = session.range(0, ROWS, 1, TASKS).selectExpr("string(id % 5) AS key", "string(id) AS value")
     rows.mapInArrow(straggle, rows.schema).write.format("rollbridge").options(**arguments["options"]).mode(
         "append"

@@ -25,7 +25,7 @@ from rollbridge.errors import (
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.stream.keyspace import KeySpace
 from rollbridge.stream.names import StreamName
-from spark_examples.demo.competing import finish, kill, start
+from spark_examples.demo.common import finish, kill, start
 
 KEY = b"state"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,9 @@ from rollbridge.doctor.facts import (
     GroupFacts,
     SnapshotFacts,
     StreamFacts,
-    TopicFacts,
 )
 from rollbridge.kafka.seal import SEALED
+from rollbridge.kafka.topics import TopicDescription
 from rollbridge.metadata.access import topic_operations
 from rollbridge.metadata.records import Coordinator, Group, Lead
 from rollbridge.stream.config import StreamConfig
@@ -50,11 +51,15 @@ SEGMENTS = {STREAM.segment_topic(segment): segment for segment in SCALED.segment
 OLD, ACTIVE = next(iter(SEGMENTS)), list(SEGMENTS)[1]
 
 
-def topic(name: str, **changes: Any) -> TopicFacts:
-    sealed = name == OLD
-    config = {**KEEP, **(SEALED if sealed else {})}
-    known = TopicFacts(name, f"id of {name}", 3, 3, config, sealed, topic_operations(name))
-    return replace(known, **changes)
+def id_of(name: str) -> uuid.UUID:
+    return uuid.uuid5(uuid.NAMESPACE_DNS, name)
+
+
+def topic(name: str, *, sealed: bool | None = None, **changes: Any) -> TopicDescription:
+    is_sealed = name == OLD if sealed is None else sealed
+    known = TopicDescription(name, id_of(name), 1, 3, 3, True, topic_operations(name))
+    config = {**changes.pop("config", KEEP), **(SEALED if is_sealed else {})}
+    return replace(known, config=config, **changes)
 
 
 LOG, BUFFER, OUTCOMES = GROUP.commit_log_topic, STREAM.buffer_topic(), GROUP.terminated_topic
@@ -66,7 +71,7 @@ INDEXES = snapshot_indexes_topic(GROUP.scope)
 COMPACT = {"cleanup.policy": "compact", "min.insync.replicas": "2", "max.message.bytes": str(16 * 1024 * 1024)}
 
 
-CONFIG = StreamConfig(name=STREAM, group=GROUP, created_ms=0, buffer_topic_id=f"id of {BUFFER}")
+CONFIG = StreamConfig(name=STREAM, group=GROUP, created_ms=0, buffer_topic_id=str(id_of(BUFFER)))
 
 
 SNAPSHOT = Snapshot(
@@ -99,7 +104,7 @@ GOOD = ClusterFacts(
     coordinators=["one", "two"],
     groups=[
         GroupFacts(
-            Group(GROUP, 0, f"id of {LOG}", f"id of {OUTCOMES}"),
+            Group(GROUP, 0, str(id_of(LOG)), str(id_of(OUTCOMES))),
             Lead("one", 0, is_serving=True),
             coordinator=Coordinator(500, 2_000),
         )

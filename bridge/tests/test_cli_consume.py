@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from datetime import timedelta
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import pytest
 
@@ -34,14 +31,16 @@ class Narrow(io.RawIOBase):
 
 
 class Five:
-    """Reader of two batches of five records, and the bridge that makes it."""
+    """Reader of two batches of five records."""
 
     def __init__(self) -> None:
         self.read = 0
 
-    @contextmanager
-    def reader(self, stream: str, **_: Any) -> Iterator[Five]:
-        yield self
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
     @property
     def position(self) -> str:
@@ -74,10 +73,6 @@ def printed(monkeypatch: pytest.MonkeyPatch, out: Narrow | None, told: Told) -> 
         cast(CliContext, told),
         cast(Any, Five()),
         "s/t",
-        "earliest",
-        follow=False,
-        isolation="read_committed",
-        wait=timedelta(seconds=1),
         line=lambda record: b"record %d\n" % cast(int, record),
         show=consume._Printer(None),
         wanted=None,

@@ -29,6 +29,7 @@ from bridge.tests.doctor_makers import (
     SEGMENTS,
     SNAPSHOT,
     STREAM,
+    id_of,
     topic,
 )
 from rollbridge.base.ids import Epoch, SegmentId, TransactionId
@@ -181,7 +182,7 @@ CASES: dict[str, tuple[Callable[[], ClusterFacts], str, Severity, str]] = {
     "too few in sync": (lambda: with_topic(ACTIVE, in_sync=1), "below-min-isr", Severity.PROBLEM, "brokers back"),
     "not all in sync": (lambda: with_topic(ACTIVE, in_sync=2), "under-replicated", Severity.WARNING, "brokers back"),
     "few replicas": (
-        lambda: with_topic(ACTIVE, replicas=2, in_sync=2),
+        lambda: with_topic(ACTIVE, replication_factor=2, in_sync=2),
         "replication-factor",
         Severity.WARNING,
         "reassign",
@@ -434,7 +435,7 @@ def test_a_quota_that_slows_no_coordinator_down_is_no_finding() -> None:
 
 def test_more_replicas_in_sync_than_there_are_is_no_problem_of_theirs() -> None:
     """Kafka 4 waits for as many as a partition has."""
-    checks = [item.check for item in find(with_topic(LOG, replicas=1, in_sync=1))]
+    checks = [item.check for item in find(with_topic(LOG, replication_factor=1, in_sync=1))]
     assert checks == ["replication-factor"]
 
 
@@ -459,9 +460,9 @@ ADOPTED_CONFIG = StreamConfig(
     name=ADOPTED_STREAM,
     group=GROUP,
     created_ms=0,
-    buffer_topic_id=f"id of {ADOPTED_BUFFER}",
+    buffer_topic_id=str(id_of(ADOPTED_BUFFER)),
     topic=ADOPTED,
-    topic_id=f"id of {ADOPTED}",
+    topic_id=str(id_of(ADOPTED)),
     partitioner="murmur2",
     partitions=4,
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bridge.tests.doctor_makers import GOOD
 from rollbridge.base.errors import InvalidRequestError
-from rollbridge.cli.stream import description_text, given_policy, history_table, scaling_document, scaling_text
+from rollbridge.cli.stream import description_text, history_table, scaling_document, scaling_text, take_policy
 from rollbridge.client.admin import StreamDescription
 from rollbridge.doctor.checks import find
 from rollbridge.metadata.requests import WaitCause, WaitKind, WaitRow
@@ -77,15 +77,17 @@ def test_a_stream_without_a_policy_is_stored_as_before() -> None:
 
 
 def test_options_change_what_they_name() -> None:
-    assert given_policy(POLICY, None, None, None, None) is None
-    assert given_policy(POLICY, None, None, None, 9) == replace(POLICY, max_segments=9)
-    assert given_policy(POLICY, 300, None, None, None) == replace(POLICY, events_per_second=300)
-    by_bytes = given_policy(POLICY, None, 5_000, None, None)
+    assert take_policy({}, POLICY) is None
+    assert take_policy({"max_segments": 9}, POLICY) == replace(POLICY, max_segments=9)
+    assert take_policy({"scale_events_per_second": 300}, POLICY) == replace(POLICY, events_per_second=300)
+    by_bytes = take_policy({"scale_bytes_per_second": 5_000}, POLICY)
     assert by_bytes == replace(POLICY, events_per_second=0, bytes_per_second=5_000)
-    assert given_policy(None, 7, None, 2, None) == ScalingPolicy(events_per_second=7, min_segments=2)
+    assert take_policy({"scale_events_per_second": 7, "min_segments": 2}) == ScalingPolicy(
+        events_per_second=7, min_segments=2
+    )
     with pytest.raises(click.UsageError, match="go with a rate"):
-        given_policy(None, None, None, 1, None)
-    both = given_policy(None, 7, 7, None, None)
+        take_policy({"min_segments": 1})
+    both = take_policy({"scale_events_per_second": 7, "scale_bytes_per_second": 7})
     assert both is not None
     with pytest.raises(InvalidRequestError, match="give one of"):
         both.check()

@@ -13,7 +13,7 @@ import threading
 import unicodedata
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -99,7 +99,7 @@ def answers() -> Answers:
 def port(answers: Answers) -> Iterator[int]:
     """The port of a server."""
     rules = Rules.of("127.0.0.1", "machine", "", TOKEN)
-    with PageServer("127.0.0.1", 0, rules, answers, answers) as server:
+    with PageServer("127.0.0.1", 0, rules, cast(Any, answers), cast(Any, answers)) as server:
         yield server.port
 
 
@@ -295,7 +295,7 @@ def test_the_page_is_small_and_complete_and_loads_nothing_from_elsewhere() -> No
 
 def test_an_address_that_can_not_be_used_is_refused(port: int, answers: Answers) -> None:
     with pytest.raises(LocalEnvironmentError, match="the page cannot be served"):
-        PageServer("127.0.0.1", port, Rules(), answers, answers)
+        PageServer("127.0.0.1", port, Rules(), cast(Any, answers), cast(Any, answers))
 
 
 # The board

@@ -198,11 +198,10 @@ class ProcessCluster(EphemeralCluster):
         super().__init__()
         self._wishes = Wishes(
             ephemeral=True,
-            coordinators=0,
             short_lived=short_lived,
             kafka_heap=kafka_heap,
             kafka_settings=dict(kafka_settings or {}),
-            **wishes,
+            **{"coordinators": 0, **wishes},
         )
         self._home = home
         self._cache = cache or JarCache.default()
@@ -249,6 +248,11 @@ class ProcessCluster(EphemeralCluster):
     @property
     def kafka_cluster_id(self) -> str:
         return self._running()[1].kafka_cluster_id
+
+    @property
+    def gateway(self) -> str:
+        """The gateway's address, if one was wished for."""
+        return self._running()[1].gateway
 
     @property
     def home(self) -> Path:

@@ -13,13 +13,12 @@ import hashlib
 import http.client
 import logging
 import os
-import shutil
 import tempfile
 import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,12 +41,8 @@ REPOSITORY_VARIABLE: Final = "ROLLBRIDGE_MAVEN_REPOSITORY"
 _CONNECTIONS = 8
 _ATTEMPTS = 4
 _TIMEOUT_SECONDS = 30.0
-_CHUNK_BYTES = 1 << 18
 _NO_USE_RETRYING = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EROFS})
 _TRANSIENT_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-
-Advance = Callable[[int], object]
-"""Called with the number of bytes that have just become available."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +174,8 @@ class JarCache:
 
             def fetch(jar: Jar) -> None:
                 if not give_up.is_set():
-                    self._fetch(jar, base, lambda count: progress.advance(bar, count), give_up)
+                    self._fetch(jar, base, give_up)
+                    progress.advance(bar, jar.size_bytes)
 
             # The large ones first, so that none of them is alone at the end.
             futures = [pool.submit(fetch, jar) for jar in sorted(jars, key=lambda jar: jar.size_bytes, reverse=True)]
@@ -190,28 +186,26 @@ class JarCache:
                 give_up.set()
         console.print(f"Fetched and verified in {time.monotonic() - started:.0f} s")
 
-    def _fetch(self, jar: Jar, base: str, advance: Advance, give_up: threading.Event) -> None:
-        if self.local_repository and self._copy(self.local_repository / jar.path, jar):
-            _log.debug("jar.copied jar=%s source=%s", jar.name, self.local_repository)
-            advance(jar.size_bytes)
-            return
+    def _fetch(self, jar: Jar, base: str, give_up: threading.Event) -> None:
+        if self.local_repository is not None:
+            source = self.local_repository / jar.path
+            try:
+                self._keep(jar, source.read_bytes(), str(source))
+                return
+            except FileNotFoundError:
+                pass
+            except (OSError, LocalEnvironmentError) as exc:
+                _log.info('jar.unusable path=%s reason="%s"', source, exc)
         url = f"{base}/{jar.path}"
         for attempt in range(1, _ATTEMPTS + 1):
-            received = 0
-
-            def count(size: int) -> None:
-                nonlocal received
-                received += size
-                advance(size)
-
             try:
-                self._download(url, jar, count)
+                with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:
+                    self._keep(jar, response.read(), url)
                 return
             except (OSError, http.client.HTTPException, LocalEnvironmentError) as exc:
                 if isinstance(exc, urllib.error.HTTPError):
                     # The error is the response, and holds the connection.
                     exc.close()
-                advance(-received)
                 if attempt == _ATTEMPTS or give_up.is_set() or not _worth_retrying(exc):
                     if isinstance(exc, LocalEnvironmentError):
                         raise
@@ -222,39 +216,24 @@ class JarCache:
                 _log.info('jar.fetch-failed jar=%s attempt=%s reason="%s"', jar.name, attempt, exc)
                 give_up.wait(self.retry_seconds * 2 ** (attempt - 1))
 
-    def _copy(self, source: Path, jar: Jar) -> bool:
-        try:
-            with open(source, "rb") as file, self._landing(jar) as target:
-                shutil.copyfileobj(file, target)
-                target.verify(str(source))
-        except FileNotFoundError:
-            return False
-        except (OSError, LocalEnvironmentError) as exc:
-            _log.info('jar.unusable path=%s reason="%s"', source, exc)
-            return False
-        return True
+    def _keep(self, jar: Jar, content: bytes, source: str) -> None:
+        """Put a file in its place, whole or not at all.
 
-    def _download(self, url: str, jar: Jar, advance: Advance) -> None:
-        with (
-            urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response,
-            self._landing(jar) as target,
-        ):
-            while chunk := response.read(_CHUNK_BYTES):
-                target.write(chunk)
-                advance(len(chunk))
-            target.verify(url)
-
-    @contextmanager
-    def _landing(self, jar: Jar) -> Iterator[_Landing]:
-        """Yield a temporary file in the target's directory, which replaces the target on success and is removed
-        otherwise.
+        Raises:
+            LocalEnvironmentError: it is not the pinned one.
         """
+        found = hashlib.sha256(content).hexdigest()
+        if found != jar.sha256:
+            raise LocalEnvironmentError(
+                f"{jar.name} from {source} has SHA-256 {found}, but {jar.sha256} is pinned; it was thrown away",
+                code="checksum-mismatch",
+            )
         location = self.location(jar)
         handle, name = tempfile.mkstemp(prefix=f".{jar.name}.", dir=location.parent)
         part = Path(name)
         try:
             with open(handle, "wb") as file:
-                yield _Landing(file.write, jar)
+                file.write(content)
             part.chmod(0o644)
             os.replace(part, location)
         finally:
@@ -266,33 +245,6 @@ def _sha256(path: Path, _inode: int, _changed_ns: int) -> str:
     """Return the checksum of a file, computed again after a change."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-class _Landing:
-    """Temporary file of one jar; counts and hashes its bytes."""
-
-    def __init__(self, sink: Callable[[bytes], int], jar: Jar) -> None:
-        self._sink = sink
-        self._jar = jar
-        self._digest = hashlib.sha256()
-
-    def write(self, chunk: bytes) -> int:
-        self._digest.update(chunk)
-        return self._sink(chunk)
-
-    def verify(self, source: str) -> None:
-        """Promise that the pinned file was written.
-
-        Raises:
-            LocalEnvironmentError: it was not.
-        """
-        found = self._digest.hexdigest()
-        if found != self._jar.sha256:
-            raise LocalEnvironmentError(
-                f"{self._jar.name} from {source} has SHA-256 {found}, but {self._jar.sha256} is pinned; "
-                "it was thrown away",
-                code="checksum-mismatch",
-            )
 
 
 def _worth_retrying(exc: Exception) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kio.schema.errors import ErrorCode
@@ -13,7 +14,7 @@ from rollbridge.base.metrics import Family, FamilyKind, Histogram, Sample
 from rollbridge.metrics import SampleCollector
 from rollbridge_gateway.protocol.versions import Api
 from rollbridge_gateway.server import metrics
-from rollbridge_gateway.server.metrics import FAMILIES, HANDOVERS, WATCHED, Counts, Present
+from rollbridge_gateway.server.metrics import FAMILIES, HANDOVERS, WATCHED, Counts
 
 UNITS = ("seconds", "bytes", "info", "total")
 NUMBERS = (
@@ -23,21 +24,21 @@ NUMBERS = (
 """Metrics that are numbers of what they name."""
 
 
-def present(**changes: Any) -> Present:
-    """A gateway that is well and does nothing."""
-    given: dict[str, Any] = {
-        "name": "one", "version": "1", "is_healthy": True, "lease_age_s": 5.0, "lease_silence_s": 0.5,
-        "leases_lost": 0, "gateways": 1, "brokers": 3, "lacking": 0, "certificate_until_s": 1e9,
-        "connections_limit": 2_000, "ids_limit": 50_000, "under_way_limit": 1 << 28, "under_way": 0,
-        "ids": 0, "open": 0, "handovers": dict.fromkeys(HANDOVERS, 0), "taken_over": 0,
-        "ended": {"committed": 0, "aborted": 0},
-        "savepoints": Histogram((1.0,)), "savepoint_failures": 0,
+COUNTED = {family for family in FAMILIES for sample in Counts().samples() if sample.family == family}
+
+
+def samples(counts: Counts, changes: Mapping[Family, Any] | None = None) -> list[Sample]:
+    """Those of a gateway that is well and does nothing, but for the changes."""
+    given: dict[Family, Any] = {
+        metrics.LEASE_AGE: 5.0, metrics.LEASE_SILENCE: 0.5, metrics.HANDED_OVER: dict.fromkeys(HANDOVERS, 0),
+        metrics.ENDED: {"committed": 0, "aborted": 0}, metrics.SAVEPOINTS: Histogram((1.0,)),
     }  # fmt: skip
-    return Present(**{**given, **changes})
-
-
-def samples(counts: Counts, now: Present) -> list[Sample]:
-    return [*counts.samples(), *now.samples()]
+    others = dict.fromkeys(set(FAMILIES) - COUNTED - {metrics.INFO, metrics.REQUESTS}, 1)
+    return [
+        *counts.samples(),
+        Sample(metrics.INFO, ("one", "1"), 1),
+        *metrics.present({**others, **given, **(changes or {})}),
+    ]
 
 
 def test_each_family_has_a_name_of_its_own_with_a_unit_and_says_what_it_means() -> None:
@@ -54,7 +55,7 @@ def test_each_family_has_a_name_of_its_own_with_a_unit_and_says_what_it_means() 
 
 
 def test_all_but_those_of_requests_are_there_before_anything_happens() -> None:
-    found = samples(Counts(), present())
+    found = samples(Counts())
     missing = {family.name for family in FAMILIES} - {sample.family.name for sample in found}
     assert missing == {"rollbridge_gateway_request_seconds"}
     assert {api for api, _ in WATCHED} <= {item.name for item in Api}
@@ -70,7 +71,10 @@ def test_what_is_counted_is_what_prometheus_reads() -> None:
     counts.note("PRODUCE", 99.0)
     counts.errors["END_TXN", "INVALID_TXN_STATE"] += 3
     counts.loop_lag.note(0.2)
-    now = present(ids=7, open=3, handovers={"taken": 1, "given": 2, "refused": 3}, lease_silence_s=float("inf"))
+    now = {
+        metrics.IDS: 7, metrics.OPEN: 3, metrics.HANDED_OVER: {"taken": 1, "given": 2, "refused": 3},
+        metrics.LEASE_SILENCE: float("inf"), metrics.CERTIFICATE_UNTIL: None,
+    }  # fmt: skip
     registry = CollectorRegistry()
     registry.register(SampleCollector(lambda: samples(counts, now), FAMILIES))
     read = {
@@ -96,3 +100,4 @@ def test_what_is_counted_is_what_prometheus_reads() -> None:
         ("lease_unwritten_seconds",): float("inf"),
     }
     assert {key: read[key] for key in expected} == expected
+    assert ("certificate_expiry_timestamp_seconds",) not in read, "without TLS"

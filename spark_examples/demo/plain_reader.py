@@ -6,34 +6,26 @@ those of one aircraft come in the order in which they were written.
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import threading
 import time
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from spark_examples.demo.flights import parse_value
-from spark_examples.demo.helper import serve
 
 logger = logging.getLogger(__name__)
 
 _BATCH = 5_000
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How far the reader has come."""
-
-    flights: int
-    small_records: int
-
-
 @dataclass(slots=True)
 class Seen:
-    """Everything that the reader has noted."""
+    """Everything that the reader has noted; times on the monotonic clock of the machine."""
 
     rows: set[int] = field(default_factory=set)
     carriers: Counter[str] = field(default_factory=Counter)
@@ -44,7 +36,7 @@ class Seen:
     notes: Counter[int] = field(default_factory=Counter)
     """Number of records of each small transaction."""
     arrived_s: dict[int, float] = field(default_factory=dict)
-    """When the last record of each small transaction arrived, on the monotonic clock of the machine."""
+    """When the last record of each small transaction arrived."""
     found_s: dict[int, float] = field(default_factory=dict)
     """When something arrived for the first time from the youngest of the topics that hold a small transaction."""
     arrivals_s: list[float] = field(default_factory=list)
@@ -52,16 +44,13 @@ class Seen:
     topics: dict[str, float] = field(default_factory=dict)
     """When something arrived for the first time from each topic."""
 
-    def counts(self) -> Counts:
-        """How far that is."""
-        return Counts(len(self.rows), self.notes.total())
-
 
 class PlainReader:
-    """Reads and notes."""
+    """Reads and notes in a thread of its own."""
 
     def __init__(self, bootstrap_servers: str, pattern: str, group: str) -> None:
-        self.seen = Seen()
+        self._seen = Seen()
+        self._noting = threading.Lock()
         self._last_row: dict[bytes, int] = {}
         self._offsets: defaultdict[tuple[str, int], int] = defaultdict(lambda: -1)
         self._consumer = Consumer(
@@ -79,22 +68,36 @@ class PlainReader:
             logger=logger,
         )
         self._consumer.subscribe([f"^{pattern}$"])
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="plain reader", daemon=True)
+        self._thread.start()
 
-    def step(self) -> None:
-        """Read what is there, or wait a moment."""
-        first = self._consumer.poll(0.05)
-        if first is None:
-            return
-        # consume() waits until it has as many as it was asked for; with a time-out of 0 it takes what is there.
-        messages = [first, *self._consumer.consume(_BATCH, 0)]
-        now_s = time.monotonic()
-        self.seen.arrivals_s.append(now_s)
-        for message in messages:
-            self._note(message, now_s)
+    def counts(self) -> tuple[int, int]:
+        """Return the numbers of flights and of small records."""
+        with self._noting:
+            return len(self._seen.rows), self._seen.notes.total()
+
+    def seen(self) -> Seen:
+        """Return everything that was noted."""
+        with self._noting:
+            return copy.deepcopy(self._seen)
 
     def close(self) -> None:
         """Leave the consumer group."""
+        self._ended.set()
+        self._thread.join()
         self._consumer.close()
+
+    def _run(self) -> None:
+        while not self._ended.is_set():
+            if (first := self._consumer.poll(0.05)) is not None:
+                # consume() waits until it has as many as it was asked for; with a time-out of 0 it takes what is there.
+                messages = [first, *self._consumer.consume(_BATCH, 0)]
+                now_s = time.monotonic()
+                with self._noting:
+                    self._seen.arrivals_s.append(now_s)
+                    for message in messages:
+                        self._note(message, now_s)
 
     def _note(self, message: Message, now_s: float) -> None:
         if (fault := message.error()) is not None:
@@ -104,7 +107,7 @@ class PlainReader:
         topic, partition, offset, value = message.topic(), message.partition(), message.offset(), message.value()
         if topic is None or partition is None or offset is None or value is None:
             raise ValueError(f"a record without a place or without a value: {topic} {partition} {offset}")
-        seen = self.seen
+        seen = self._seen
         if offset <= self._offsets[topic, partition]:
             seen.doubled += 1
             return
@@ -115,23 +118,11 @@ class PlainReader:
             seen.notes[number] += 1
             seen.arrived_s[number] = now_s
             seen.found_s[number] = max(found_s, seen.found_s.get(number, 0.0))
-        else:
-            row, carrier = parse_value(value)
-            if row in seen.rows:
-                seen.doubled += 1
-            seen.rows.add(row)
-            seen.carriers[carrier.decode()] += 1
-            key = message.key()
-            if isinstance(key, bytes):
-                if row < self._last_row.get(key, -1):
-                    seen.out_of_order += 1
-                self._last_row[key] = row
-
-
-def main(connection: Connection, bootstrap_servers: str, pattern: str, group: str) -> None:
-    """The reader as a helper process; it answers ``counts`` and ``seen``."""
-    reader = PlainReader(bootstrap_servers, pattern, group)
-    try:
-        serve(connection, {"counts": lambda: reader.seen.counts(), "seen": lambda: reader.seen}, reader.step)
-    finally:
-        reader.close()
+            return
+        row, carrier = parse_value(value)
+        seen.doubled += row in seen.rows
+        seen.rows.add(row)
+        seen.carriers[carrier.decode()] += 1
+        if isinstance(key := message.key(), bytes):
+            seen.out_of_order += row < self._last_row.get(key, -1)
+            self._last_row[key] = row

@@ -1,12 +1,23 @@
-"""A local Spark with the four jars of its Kafka connector: what the demo, the examples, tests and benchmarks run on."""
+"""A local Spark, what the demo, the examples, tests and benchmarks run on, and options that lead to a stream.
+
+The environment may name another cluster than that of ``make up`` (``ROLLBRIDGE_BOOTSTRAP_SERVERS`` and
+``ROLLBRIDGE_ZOOKEEPER``).
+"""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+
+import psutil
+
+from rollbridge.config import load_settings
+from rollbridge_devcluster.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -25,7 +36,6 @@ appender.stderr.layout.pattern = %d{HH:mm:ss} %p %c{1}: %m%n
 
 
 def local_session(
-    java_home: str,
     jars: Sequence[Path],
     scratch: Path,
     *,
@@ -37,7 +47,6 @@ def local_session(
     """Start a JVM with a session in it, or give the one of this process; it logs errors only, to standard error.
 
     Args:
-        java_home: Directory of the Java to run on.
         jars: The Kafka connector.
         scratch: Directory for what Spark puts down.
         name: What the application is called.
@@ -47,7 +56,9 @@ def local_session(
     """
     from pyspark.sql import SparkSession
 
-    os.environ.update(JAVA_HOME=java_home, PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable)
+    os.environ.update(
+        JAVA_HOME=str(find_java().home), PYSPARK_PYTHON=sys.executable, PYSPARK_DRIVER_PYTHON=sys.executable
+    )
     scratch.mkdir(parents=True, exist_ok=True)
     logging = scratch / "log4j2.properties"
     logging.write_text(_LOGGING)
@@ -69,3 +80,35 @@ def local_session(
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     return session
+
+
+@contextmanager
+def open_spark(name: str) -> Iterator[SparkSession]:
+    """Yield a Spark of two threads in this process; rollbridge's formats need no jars."""
+    with tempfile.TemporaryDirectory(prefix="rollbridge-spark-") as scratch:
+        session = local_session([], Path(scratch), name=name)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+def kill_driver(pid: int) -> None:
+    """SIGKILL a driver with its JVM and its workers."""
+    process = psutil.Process(pid)
+    for one in [*process.children(recursive=True), process]:
+        with suppress(psutil.NoSuchProcess):
+            one.kill()
+
+
+def options_of(stream: str, **more: str) -> dict[str, str]:
+    """Return what ``format("rollbridge")`` needs to find a stream, and more options."""
+    settings = load_settings({})
+    return {
+        "kafka.bootstrap.servers": settings.bootstrap_servers,
+        **{f"kafka.{name}": value for name, value in settings.kafka.items()},
+        "zookeeper": settings.zookeeper,
+        "zookeeper.root": settings.zookeeper_root,
+        "stream": stream,
+        **more,
+    }

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Final
 
 import rollbridge
-from spark_examples.demo.helper import serve
 
 RECORDS: Final = 10
 """Records of one small transaction."""
-PAUSE_SECONDS: Final = 0.01
+PAUSE_S: Final = 0.01
 """Between two of them; without it they would take one of two processors for themselves."""
 
 
@@ -27,56 +26,41 @@ class Commit:
     answered_s: float
 
 
-class SmallWriter:
-    """Writes notes on aircraft."""
+def notes(number: int, keys: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    """Return keys and values of one small transaction: notes on aircraft."""
+    for place in range(RECORDS):
+        key = keys[(number * RECORDS + place) % len(keys)]
+        yield key, json.dumps({"note": number, "place": place, "aircraft": key.decode()}).encode()
 
-    def __init__(self, connection: rollbridge.Bridge, stream: str, keys: Sequence[bytes]) -> None:
-        self.commits: list[Commit] = []
-        self._bridge = connection
-        self._stream = stream
-        self._keys = keys
-        self._paused = True
+
+class SmallWriter:
+    """Writes notes in a thread of its own, unless paused."""
+
+    def __init__(self, bootstrap_servers: str, zookeeper: str, stream: str, keys: Sequence[bytes]) -> None:
+        self._bridge = rollbridge.connect(bootstrap_servers, zookeeper=zookeeper, client_name="tower")
+        self._stream, self._keys = stream, keys
+        self._commits: list[Commit] = []
+        self._turn = threading.Lock()
+        threading.Thread(target=self._run, name="small writer", daemon=True).start()
 
     def pause(self) -> int:
         """Stop after the transaction that was committed last; returns how many there were."""
-        self._paused = True
-        return len(self.commits)
+        self._turn.acquire()
+        return len(self._commits)
 
     def resume(self) -> None:
-        """Go on."""
-        self._paused = False
+        """Continue."""
+        self._turn.release()
 
-    def progress(self) -> Commit | None:
-        """The transaction that was committed last."""
-        return self.commits[-1] if self.commits else None
+    def commits(self) -> list[Commit]:
+        """Return the transactions, in order."""
+        return list(self._commits)
 
-    def step(self) -> None:
-        """Commit one, unless paused."""
-        if not self._paused:
-            number = len(self.commits)
-            asked_s = time.monotonic()
-            with self._bridge.transaction(self._stream) as txn:
-                for place in range(RECORDS):
-                    key = self._keys[(number * RECORDS + place) % len(self._keys)]
-                    value = json.dumps({"note": number, "place": place, "aircraft": key.decode()})
-                    txn.write(self._stream, key=key, value=value.encode())
-            self.commits.append(Commit(number, asked_s, time.monotonic()))
-        time.sleep(PAUSE_SECONDS)
-
-
-def main(
-    connection: Connection, bootstrap_servers: str, zookeeper: str, client_name: str, stream: str, keys: list[bytes]
-) -> None:
-    """The writer as a helper process; it answers ``pause``, ``resume``, ``progress`` and ``commits``."""
-    with rollbridge.connect(bootstrap_servers, zookeeper=zookeeper, client_name=client_name) as b:
-        writer = SmallWriter(b, stream, keys)
-        serve(
-            connection,
-            {
-                "pause": writer.pause,
-                "resume": writer.resume,
-                "progress": writer.progress,
-                "commits": lambda: writer.commits,
-            },
-            writer.step,
-        )
+    def _run(self) -> None:
+        while True:
+            with self._turn:
+                asked_s = time.monotonic()
+                with self._bridge.transaction(self._stream) as txn:
+                    txn.write_all(self._stream, notes(len(self._commits), self._keys))
+                self._commits.append(Commit(len(self._commits), asked_s, time.monotonic()))
+            time.sleep(PAUSE_S)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,10 +16,8 @@ import click
 
 import rollbridge
 from spark_examples.demo import flights
-from spark_examples.demo.competing import check, connect, new_stream, play, until
-from spark_examples.demo.on_spark import open_spark, options_of
-from spark_examples.demo.plots import FOLDER, save_curves
-from spark_examples.demo.spark_flights import committed
+from spark_examples.demo.common import check, connect, longest_silence, new_stream, play, until
+from spark_examples.demo.session import open_spark, options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,131 +25,77 @@ if TYPE_CHECKING:
 TASKS: Final = 16
 _LIVE_KEY: Final = b"live"
 _LIVE_EVERY_S: Final = 0.02
-_LAST: Final = b"the last one"
-_LIVE: Final = "live records"
-_LOADED: Final = "records of the backfill"
-_DRAWN_EVERY: Final = 1_000
 
 
-class LiveReader:
-    """Reads the stream as it grows, up to the last live record, and notes what it sees, and when.
-
-    Attributes:
-        live, loaded: How many live records and records of the backfill it has read.
-        live_before: How many live ones came while nothing of the backfill was there.
-        silence_s: Its longest wait for a live record while nothing of the backfill was there.
-        seen: Records of each kind over time, for a plot.
-    """
-
-    def __init__(self, b: rollbridge.Bridge, stream: str) -> None:
-        self.live = self.loaded = self.live_before = 0
-        self.silence_s = 0.0
-        self.seen: dict[str, list[tuple[float, float]]] = {_LIVE: [], _LOADED: []}
-        self._reader = b.reader(stream)
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        began_s = last_s = time.monotonic()
-        with self._reader as reader:
-            for record in reader:
-                now_s = time.monotonic()
-                if record.key != _LIVE_KEY:
-                    self.loaded += 1
-                    if self.loaded % _DRAWN_EVERY == 1:
-                        self.seen[_LOADED].append((now_s - began_s, self.loaded))
-                    continue
-                if not self.loaded:
-                    if self.live:
-                        self.silence_s = max(self.silence_s, now_s - last_s)
-                    self.live_before += 1
-                self.live += 1
-                self.seen[_LIVE].append((now_s - began_s, self.live))
-                last_s = now_s
-                if record.value == _LAST:
-                    return
-
-
-class LiveWriter:
-    """Commits a record every now and then."""
+class Live:
+    """Traffic in a stream: a record is committed every now and then, and a reader notes when each record comes."""
 
     def __init__(self, b: rollbridge.Bridge, stream: str) -> None:
         self.written = 0
-        self._bridge = b
-        self._stream = stream
+        self.live_s: list[float] = []
+        """When live records came, monotonic."""
+        self.loaded_s: list[float] = []
+        """When others came."""
+        self._bridge, self._stream = b, stream
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self._writer = threading.Thread(target=self._write, daemon=True)
+        self._writer.start()
+        threading.Thread(target=self._read, args=(b.reader(stream),), daemon=True).start()
 
     def stop(self) -> None:
-        """Write the last one."""
+        """Stop writing."""
         self._stopping.set()
-        self._thread.join()
-        self._write(_LAST)
+        self._writer.join()
 
-    def _run(self) -> None:
+    def _write(self) -> None:
         while not self._stopping.wait(_LIVE_EVERY_S):
-            self._write(b"%d" % self.written)
+            with self._bridge.transaction(self._stream) as txn:
+                txn.write(self._stream, key=_LIVE_KEY, value=b"%d" % self.written)
+            self.written += 1
 
-    def _write(self, value: bytes) -> None:
-        with self._bridge.transaction(self._stream) as txn:
-            txn.write(self._stream, key=_LIVE_KEY, value=value)
-        self.written += 1
-
-
-def backfill(spark: SparkSession, folder: Path, options: Mapping[str, str]) -> None:
-    """The job: read the flights in many tasks, and write them as one transaction."""
-    lines = spark.read.text(str(folder)).repartition(TASKS)
-    frame = lines.selectExpr("nullif(split(value, ',')[12], 'NA') AS key", "value")
-    frame.write.format("rollbridge").options(**options).mode("append").save()
+    def _read(self, reader: rollbridge.Reader) -> None:
+        with reader:
+            while not self._stopping.is_set() or len(self.live_s) < self.written:
+                if (record := reader.poll(0.1)) is not None:
+                    (self.live_s if record.key == _LIVE_KEY else self.loaded_s).append(time.monotonic())
 
 
-def show(spark: SparkSession, rows: int, plot: Path) -> bool:
-    """Load while live traffic goes on, and draw what a reader saw of both."""
+def show(spark: SparkSession, rows: int) -> bool:
+    """Load while live traffic goes on."""
     with connect("backfill") as b, tempfile.TemporaryDirectory(prefix="backfill-") as place:
         stream = new_stream(b, "backfill")
-        folder = Path(place) / "in"
-        folder.mkdir()
-        lines = flights.load().lines[:rows]
-        (folder / "flights.csv").write_bytes(b"".join(b"%d,%s\n" % (row, line) for row, line in enumerate(lines)))
-        reader, writer = LiveReader(b, stream), LiveWriter(b, stream)
-        until(lambda: reader.live > 0, "the live reader sees the live writer")
-        click.echo(
-            f"{rows:,} flights are loaded into {stream} by {TASKS} tasks as one transaction, beside live traffic"
-        )
+        lines = flights.load()[:rows]
+        Path(place, "flights.csv").write_bytes(b"".join(b"%d,%s\n" % (row, line) for row, line in enumerate(lines)))
+        live = Live(b, stream)
+        until(lambda: len(live.live_s) > 0, "the live reader sees the live writer")
+        click.echo(f"{rows:,} flights go into {stream} by {TASKS} tasks as one transaction, beside live traffic")
         name, label = f"backfill-{stream.rpartition('-')[2]}", "flights of 2013"
-        backfill(spark, folder, options_of(stream, **{"client.name": name, "label": label}))
-        until(lambda: reader.loaded >= rows, "the reader has all of it")
-        click.echo(
-            f"  meanwhile the reader saw {reader.live_before:,} live records, longest wait {reader.silence_s:.2f} s"
+        text = spark.read.text(place).repartition(TASKS)
+        frame = text.selectExpr("nullif(split(value, ',')[12], 'NA') AS key", "value")
+        options = options_of(stream, **{"client.name": name, "label": label})
+        frame.write.format("rollbridge").options(**options).mode("append").save()
+        until(lambda: len(live.loaded_s) >= rows, "the reader has all of it")
+        live.stop()
+        until(lambda: len(live.live_s) >= live.written, "the reader has the rest")
+        before_s = [at for at in live.live_s if at < live.loaded_s[0]]
+        silence_s = longest_silence(before_s, before_s[0], before_s[-1])
+        click.echo(f"  meanwhile the reader saw {len(before_s):,} live records, longest wait {silence_s:.2f} s")
+        load = b.outcome(label=f"{label}/0", client=name)
+        click.echo(f"  then all {load.records:,} records at once, as transaction {load.transaction}")
+        return all(
+            [
+                check("the backfill is one transaction of all rows", load.records == rows == len(live.loaded_s)),
+                check("live records came through all the while", 1 < len(before_s) < len(live.live_s) == live.written),
+            ]
         )
-        writer.stop()
-        until(lambda: reader.live >= writer.written, "the reader has the rest")
-        [load] = [item for item in committed(b, stream) if item.count > 1]
-        click.echo(f"  then all {load.count:,} records at once, as transaction {load.id}")
-        save_curves(plot, "What a live reader has seen of one stream", "records", reader.seen)
-        held = (
-            check("the backfill is one transaction of all rows", load.count == rows and reader.loaded == rows),
-            check("live records came through all the while", reader.live_before > 1 and reader.live == writer.written),
-            check(
-                "its outcome can be asked for by its label",
-                b.outcome(label=f"{label}/0", client=name).transaction == load.id,
-            ),
-        )
-        return all(held)
 
 
 @click.command()
 @click.option("--rows", type=click.IntRange(1_000, flights.ROWS), default=flights.ROWS, show_default=True)
-@click.option("--plot", type=click.Path(path_type=Path), default=FOLDER / "spark_backfill.png", show_default=True)
-def main(rows: int, plot: Path) -> None:
+def main(rows: int) -> None:
     """Load history as one transaction, while live traffic goes on."""
-
-    def run() -> bool:
-        with open_spark("backfill") as spark:
-            return show(spark, rows, plot)
-
-    play(run)
+    with open_spark("backfill") as spark:
+        play(lambda: show(spark, rows))
 
 
 if __name__ == "__main__":

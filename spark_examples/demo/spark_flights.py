@@ -19,41 +19,36 @@ import click
 
 import rollbridge
 from spark_examples.demo import flights
-from spark_examples.demo.competing import check, connect, new_stream, play, start, until
-from spark_examples.demo.on_spark import kill_driver, open_spark, options_of
-from spark_examples.demo.plots import FOLDER, save_bars
+from spark_examples.demo.common import check, connect, new_stream, play, start, until
+from spark_examples.demo.session import kill_driver, open_spark, options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 FILES: Final = 24
 FILES_PER_BATCH: Final = 2
-_CARRIER, _DEPARTURE_DELAY = 9, 5
-_MISSING: Final = (b"", b"NA")
+_DEPARTURE_DELAY: Final = 5
 _PATIENCE_S: Final = 250.0
 """Longest that a driver may take from its start to its third micro-batch."""
 
-Delays = dict[str, tuple[int, int]]
-"""By carrier: how many flights, and by how many minutes in sum they departed late."""
+Delays = dict[str, list[int]]
+"""By carrier: by how many minutes each flight departed late, sorted."""
 
 
 def drive(place: str, flown: str, cancelled: str) -> None:
-    """A driver in a process of its own."""
+    """Run the pipeline in a process of its own."""
     with open_spark("flights") as spark:
         run_pipeline(spark, place, flown, cancelled)
 
 
 def run_pipeline(spark: SparkSession, place: str, flown: str, cancelled: str) -> None:
     """Take what files there are, from the checkpoint on."""
-    folder = Path(place)
-    lines = (
-        spark.readStream.schema("line string").option("maxFilesPerTrigger", FILES_PER_BATCH).text(str(folder / "in"))
-    )
+    lines = spark.readStream.schema("line string").option("maxFilesPerTrigger", FILES_PER_BATCH).text(f"{place}/in")
     query = (
         enriched(spark, lines, flown, cancelled)
         .writeStream.format("rollbridge")
         .options(**options_of(f"{flown},{cancelled}"))
-        .option("checkpointLocation", str(folder / "checkpoint"))
+        .option("checkpointLocation", f"{place}/checkpoint")
         .trigger(availableNow=True)
         .start()
     )
@@ -61,11 +56,11 @@ def run_pipeline(spark: SparkSession, place: str, flown: str, cancelled: str) ->
 
 
 def enriched(spark: SparkSession, lines: DataFrame, flown: str, cancelled: str) -> DataFrame:
-    """Key, value and stream of each flight, from lines ``row,flight``."""
-    tables = flights.installed_file().parent
+    """Return key, value and stream of each flight, from lines ``row,flight``."""
 
     def table(name: str, *columns: str) -> DataFrame:
-        return spark.read.option("header", True).option("nullValue", "NA").csv(str(tables / name)).selectExpr(*columns)
+        tables = spark.read.option("header", True).option("nullValue", "NA")
+        return tables.csv(str(flights.folder() / name)).selectExpr(*columns)
 
     airlines = table("airlines.csv", "carrier", "name AS airline")
     airports = table("airports.csv", "faa AS dest", "name AS destination")
@@ -88,45 +83,41 @@ def enriched(spark: SparkSession, lines: DataFrame, flown: str, cancelled: str) 
     )
 
 
-def show(spark: SparkSession, rows: int, plot: Path, files: int = FILES) -> bool:
-    """Run the pipeline, kill it, run it again, count, and draw the delays."""
+def show(spark: SparkSession, rows: int, files: int = FILES) -> bool:
+    """Run the pipeline, kill it, run it again, and count."""
     with connect("flights") as b, tempfile.TemporaryDirectory(prefix="flights-") as place:
         flown, cancelled = (new_stream(b, f"flights-{name}") for name in ("flown", "cancelled"))
-        lines = flights.load().lines[:rows]
-        write_files(Path(place) / "in", lines, files)
-        planned = -(-files // FILES_PER_BATCH)
+        lines = flights.load()[:rows]
+        write_files(Path(place, "in"), lines, files)
         click.echo(f"{len(lines):,} flights in {files} files go to {flown} and {cancelled}")
         driver = start(drive, place, flown, cancelled)
-        until(lambda: len(committed(b, flown)) >= 3, "three micro-batches are committed", [driver], _PATIENCE_S)
+        until(lambda: committed(b, flown) >= 3, "three micro-batches are committed", [driver], _PATIENCE_S)
         assert driver.pid is not None, "it has been started"
         kill_driver(driver.pid)
         driver.join()
-        before = len(committed(b, flown))
-        click.echo(f"  the driver is killed after {before} of {planned} micro-batches, in the middle of the next one")
-        run_pipeline(spark, place, flown, cancelled)
-        transactions = committed(b, flown)
-        delays, numbers = read_back(b, flown, cancelled)
-        for carrier, (count, minutes) in sorted(delays.items(), key=lambda item: -item[1][1] / item[1][0])[:5]:
-            click.echo(f"  {carrier}: {count:>6,} flights, {minutes / count:5.1f} minutes late on average")
-        expected, batches = delays_of(lines), batches_of(place)
-        save_bars(
-            plot,
-            f"Departure delays of {len(numbers):,} flights in 2013; the driver was killed in the middle",
-            "minutes late on average",
-            means_of(delays),
-            means_of(expected),
+        batches = -(-files // FILES_PER_BATCH)
+        click.echo(
+            f"  the driver is killed after {committed(b, flown)} of {batches} micro-batches, inside the next one"
         )
+        run_pipeline(spark, place, flown, cancelled)
+        delays, numbers = read_back(b, flown, cancelled)
+        for carrier, minutes in sorted(delays.items(), key=lambda item: -sum(item[1]) / len(item[1]))[:5]:
+            late = sum(minutes) / len(minutes)
+            click.echo(f"  {carrier}: {len(minutes):>6,} flights, {late:5.1f} minutes late on average")
+        # A driver that is killed while it plans a micro-batch may have noted its files already; the next one has twice
+        # as many then.
+        done = sum(file.name.isdigit() for file in Path(place, "checkpoint", "commits").iterdir())
         return all(
-            (
+            [
                 check("every flight is there once", sorted(numbers) == list(range(len(lines)))),
-                check("each micro-batch is one transaction over both streams", len(transactions) == batches),
-                check("delays by carrier are those of the file", delays == expected),
-            )
+                check("each micro-batch is one transaction over both streams", committed(b, flown) == done),
+                check("delays by carrier are those of the file", delays == delays_of(lines)),
+            ]
         )
 
 
 def write_files(folder: Path, lines: Sequence[bytes], files: int) -> None:
-    """The lines with their numbers, as files of the same size and of rising age."""
+    """Write the lines with their numbers, as files of the same size and of rising age."""
     folder.mkdir()
     size = -(-len(lines) // files)
     for number in range(files):
@@ -136,24 +127,15 @@ def write_files(folder: Path, lines: Sequence[bytes], files: int) -> None:
         os.utime(file, (1_000_000_000 + number, 1_000_000_000 + number))
 
 
-def batches_of(place: str) -> int:
-    """How many micro-batches Spark knows to be done.
-
-    A driver that is killed while it plans one may have noted its files already; the next one has twice as many then.
-    """
-    return sum(file.name.isdigit() for file in (Path(place) / "checkpoint" / "commits").iterdir())
-
-
-def committed(b: rollbridge.Bridge, stream: str) -> list[rollbridge.CommittedTransaction]:
-    """The transactions that hold records of a stream."""
-    scope = stream.partition("/")[0]
-    with b.transactions(scope, follow=False) as transactions:
-        return [transaction for transaction in transactions if stream in transaction.counts()]
+def committed(b: rollbridge.Bridge, stream: str) -> int:
+    """Return how many transactions hold records of a stream."""
+    with b.transactions(stream.partition("/")[0], follow=False) as transactions:
+        return sum(stream in transaction.counts() for transaction in transactions)
 
 
 def read_back(b: rollbridge.Bridge, flown: str, cancelled: str) -> tuple[Delays, list[int]]:
-    """The delays by carrier, and the numbers of all flights, from the streams."""
-    delays: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+    """Return the delays, and the numbers of all flights, from the streams."""
+    delays: defaultdict[str, list[int]] = defaultdict(list)
     numbers = []
     for stream in (flown, cancelled):
         with b.reader(stream, follow=False) as reader:
@@ -161,39 +143,25 @@ def read_back(b: rollbridge.Bridge, flown: str, cancelled: str) -> tuple[Delays,
                 fact = json.loads(record.value or b"{}")
                 numbers.append(int(fact["row"]))
                 if stream == flown:
-                    carrier = (record.key or b"").decode()
-                    count, minutes = delays[carrier]
-                    delays[carrier] = (count + 1, minutes + int(fact["dep_delay"]))
-    return dict(delays), numbers
+                    delays[(record.key or b"").decode()].append(int(fact["dep_delay"]))
+    return {carrier: sorted(minutes) for carrier, minutes in delays.items()}, numbers
 
 
 def delays_of(lines: Sequence[bytes]) -> Delays:
-    """The delays by carrier, from the file itself."""
-    delays: defaultdict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
-    for line in lines:
-        fields = line.split(b",")
-        if fields[_DEPARTURE_DELAY] not in _MISSING:
-            count, minutes = delays[fields[_CARRIER].decode()]
-            delays[fields[_CARRIER].decode()] = (count + 1, minutes + int(fields[_DEPARTURE_DELAY]))
-    return dict(delays)
-
-
-def means_of(delays: Delays) -> dict[str, float]:
-    """Minutes late on average, by carrier."""
-    return {carrier: minutes / count for carrier, (count, minutes) in delays.items()}
+    """Return the delays, from the file itself."""
+    delays: defaultdict[str, list[int]] = defaultdict(list)
+    for fields in (line.split(b",") for line in lines):
+        if fields[_DEPARTURE_DELAY] not in flights.MISSING:
+            delays[fields[flights.CARRIER].decode()].append(int(fields[_DEPARTURE_DELAY]))
+    return {carrier: sorted(minutes) for carrier, minutes in delays.items()}
 
 
 @click.command()
 @click.option("--rows", type=click.IntRange(1_000, flights.ROWS), default=flights.ROWS, show_default=True)
-@click.option("--plot", type=click.Path(path_type=Path), default=FOLDER / "spark_flights.png", show_default=True)
-def main(rows: int, plot: Path) -> None:
+def main(rows: int) -> None:
     """Every flight of 2013 through Spark into two streams, exactly once."""
-
-    def run() -> bool:
-        with open_spark("flights") as spark:
-            return show(spark, rows, plot)
-
-    play(run)
+    with open_spark("flights") as spark:
+        play(lambda: show(spark, rows))
 
 
 if __name__ == "__main__":

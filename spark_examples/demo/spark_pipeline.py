@@ -13,13 +13,14 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import defaultdict
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import click
 
 import rollbridge
-from spark_examples.demo.competing import check, connect, new_stream, play
-from spark_examples.demo.on_spark import open_spark, options_of
+from spark_examples.demo.common import check, connect, new_stream, play
+from spark_examples.demo.session import open_spark, options_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,70 +29,60 @@ if TYPE_CHECKING:
 _ACCOUNTS: Final = 20
 _PER_TRANSACTION: Final = 25
 _ABORTED_EVERY: Final = 5
-_FIELDS: Final = ("key", "split(string(value), ' ') AS fields")
-_EUROS: Final = ("key", "to_json(named_struct('number', int(fields[0]), 'euros', int(fields[1]) / 100)) AS value")
+_EUROS: Final = (
+    "key",
+    "split(string(value), ' ') AS fields",
+    "to_json(named_struct('number', int(fields[0]), 'euros', int(fields[1]) / 100)) AS value",
+)
 
-Payments = dict[bytes, list[int]]
-"""The numbers of the payments of each account, in their order."""
-
-
-class Payers:
-    """Writes payments, twenty-five to a transaction."""
-
-    def __init__(self, b: rollbridge.Bridge, stream: str) -> None:
-        self._b, self._stream = b, stream
-        self._number = self._transactions = 0
-        self.paid: Payments = defaultdict(list)
-
-    def pay(self, transactions: int) -> None:
-        """So many transactions; every fifth is aborted."""
-        for _ in range(transactions):
-            self._transactions += 1
-            numbers = range(self._number, self._number + _PER_TRANSACTION)
-            self._number = numbers.stop
-            txn = self._b.begin(self._stream)
-            for number in numbers:
-                txn.write(self._stream, key=b"account-%d" % (number % _ACCOUNTS), value=b"%d %d" % (number, number * 7))
-            if self._transactions % _ABORTED_EVERY == 0:
-                txn.abort()
-                continue
-            txn.commit()
-            for number in numbers:
-                self.paid[b"account-%d" % (number % _ACCOUNTS)].append(number)
-
-    @property
-    def committed(self) -> int:
-        """How many payments are committed."""
-        return sum(map(len, self.paid.values()))
+Payments = dict[bytes, list[tuple[int, float]]]
+"""Number and euros of the payments of each account, in their order."""
 
 
-def read(b: rollbridge.Bridge, stream: str) -> tuple[Payments, set[int]]:
-    """What stands in the stream that the query writes: payments, and those that are wrong."""
+def pay(b: rollbridge.Bridge, stream: str, transactions: range, paid: Payments) -> None:
+    """Write payments, twenty-five to a transaction; every fifth is aborted, the others are noted."""
+    for transaction in transactions:
+        txn = b.begin(stream)
+        first = transaction * _PER_TRANSACTION
+        payments = [(b"account-%d" % (n % _ACCOUNTS), n) for n in range(first, first + _PER_TRANSACTION)]
+        for account, number in payments:
+            txn.write(stream, key=account, value=b"%d %d" % (number, number * 7))
+        if transaction % _ABORTED_EVERY == 0:
+            txn.abort()
+            continue
+        txn.commit()
+        for account, number in payments:
+            paid[account].append((number, number * 7 / 100))
+
+
+def read(b: rollbridge.Bridge, stream: str) -> Payments:
+    """Return the payments in the stream that the query writes."""
     found: Payments = defaultdict(list)
-    wrong = set()
     with b.reader(stream, follow=False) as reader:
         for record in reader:
             payment = json.loads(record.value or b"{}")
-            found[record.key or b""].append(payment["number"])
-            if payment["euros"] != payment["number"] * 7 / 100:
-                wrong.add(payment["number"])
-    return found, wrong
+            found[record.key or b""].append((payment["number"], payment["euros"]))
+    return found
+
+
+def number_of(payments: Payments) -> int:
+    """Return how many payments there are."""
+    return sum(map(len, payments.values()))
 
 
 def show(spark: SparkSession, transactions: int) -> bool:
-    """Run it; whether everything is where it should be."""
+    """Run it; return whether everything is where it should be."""
     with connect("payers") as b, tempfile.TemporaryDirectory() as checkpoint:
         cents, euros = new_stream(b, "cents"), new_stream(b, "euros")
-        payers = Payers(b, cents)
+        paid: Payments = defaultdict(list)
+        turns = (range(turn * transactions, (turn + 1) * transactions) for turn in count())
 
         def query(**trigger: object) -> StreamingQuery:
             source = options_of(cents, startingOffsets="earliest", maxRecordsPerTrigger="500")
+            frame = spark.readStream.format("rollbridge").options(**source).load()
             return (
-                spark.readStream.format("rollbridge")
-                .options(**source)
-                .load()
-                .selectExpr(*_FIELDS)
-                .selectExpr(*_EUROS)
+                frame.selectExpr(*_EUROS)
+                .select("key", "value")
                 .writeStream.format("rollbridge")
                 .options(**options_of(euros))
                 .option("checkpointLocation", checkpoint)
@@ -100,47 +91,36 @@ def show(spark: SparkSession, transactions: int) -> bool:
             )
 
         click.echo(f"payments go into {cents}, a query turns them into {euros}")
-        payers.pay(transactions)
+        pay(b, cents, next(turns), paid)
         running = query(processingTime="50 milliseconds")
         running.processAllAvailable()
         b.admin.scale(cents, seal=[0], ranges=[(0.0, 0.4), (0.4, 1.0)])
-        payers.pay(transactions)
+        pay(b, cents, next(turns), paid)
         click.echo("  the stream of cents is split, while the query reads it")
         running.stop()
-        click.echo(f"  the query is stopped after {sum(map(len, read(b, euros)[0].values()))} payments")
+        click.echo(f"  the query is stopped after {number_of(read(b, euros))} payments")
         b.admin.scale(euros, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
         b.admin.scale(cents, seal=[1, 2], ranges=[(0.0, 1.0)])
-        payers.pay(transactions)
+        pay(b, cents, next(turns), paid)
         click.echo("  the stream of euros is split, that of cents is merged; the query goes on from its checkpoint")
         query(availableNow=True).awaitTermination()
-        found, wrong = read(b, euros)
-        total = sum(map(len, found.values()))
-        click.echo(f"  {payers.committed} payments were committed, {total} stand in {euros}")
+        found = read(b, euros)
+        click.echo(f"  {number_of(paid)} payments were committed, {number_of(found)} stand in {euros}")
+        once = {account: sorted(payments) for account, payments in found.items()} == paid
         return all(
             [
-                check(
-                    "each committed payment was turned into euros exactly once", _sorted(found) == _sorted(payers.paid)
-                ),
-                check("the payments of each account are in their order", found == payers.paid),
-                check("every amount is right", not wrong),
+                check("each committed payment was turned into euros exactly once", once),
+                check("the payments of each account are in their order", found == paid),
             ]
         )
-
-
-def _sorted(payments: Payments) -> dict[bytes, list[int]]:
-    return {account: sorted(numbers) for account, numbers in payments.items()}
 
 
 @click.command()
 @click.option("--transactions", default=20, show_default=True, help="Transactions between two changes.")
 def main(transactions: int) -> None:
     """A query from one stream into another, exactly once, across scales of both."""
-
-    def run() -> bool:
-        with open_spark("consume, transform, produce") as spark:
-            return show(spark, transactions)
-
-    play(run)
+    with open_spark("consume, transform, produce") as spark:
+        play(lambda: show(spark, transactions))
 
 
 if __name__ == "__main__":

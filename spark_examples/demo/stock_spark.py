@@ -6,26 +6,19 @@ caller can check that Spark computes the position of a key in the key space as r
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
-from spark_examples.demo.helper import serve
 from spark_examples.demo.session import local_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 _CARRIER: Final = 10
 """Place of the carrier in a value, behind the row number."""
 
 
-@dataclass(frozen=True, slots=True)
-class Routed:
+class Routed(NamedTuple):
     """A key, where Spark found its records, and Spark's hash of it (signed 64 bits)."""
 
     topic: str
@@ -37,78 +30,58 @@ class Routed:
 class SparkCount:
     """What Spark has counted."""
 
-    flights: int
     different_rows: int
     small_records: int
-    carriers: dict[str, int]
-    keys: list[Routed]
+    carriers: Counter[str]
+    keys: set[Routed]
     """Every pair of a topic and a key in it, records without a key left out."""
 
 
 class StockSpark:
     """A local Spark session with the four jars of its Kafka source."""
 
-    def __init__(self, java_home: str, jars: Sequence[Path], scratch: Path) -> None:
-        self.session: SparkSession = local_session(java_home, jars, scratch, name="stock Kafka source")
+    def __init__(self, jars: Sequence[Path], scratch: Path, bootstrap_servers: str, pattern: str) -> None:
+        self._session = local_session(jars, scratch, name="stock Kafka source")
+        self._servers, self._pattern = bootstrap_servers, pattern
 
-    def count(self, bootstrap_servers: str, pattern: str) -> SparkCount:
+    def version(self) -> str:
+        """Return which Spark it is."""
+        return str(self._session.version)
+
+    def count(self) -> SparkCount:
         """Read everything that is committed now, and count it."""
-        rows = self._rows(bootstrap_servers, pattern).cache()
-        try:
-            groups = rows.groupBy("topic", "key", "hash", "small", "carrier").count().collect()
-            different = rows.where("not small").select("row").distinct().count()
-        finally:
-            rows.unpersist()
-        carriers: Counter[str] = Counter()
-        small = 0
-        keys: set[Routed] = set()
-        for group in groups:
-            if group["small"]:
-                small += group["count"]
-            else:
-                carriers[group["carrier"]] += group["count"]
-            if group["key"] is not None:
-                keys.add(Routed(group["topic"], bytes(group["key"]), group["hash"]))
-        return SparkCount(carriers.total(), different, small, dict(sorted(carriers.items())), list(keys))
-
-    def _rows(self, bootstrap_servers: str, pattern: str) -> DataFrame:
-        """One row for each record."""
         records = (
-            self.session.read.format("kafka")
-            .option("kafka.bootstrap.servers", bootstrap_servers)
-            .option("subscribePattern", pattern)
+            self._session.read.format("kafka")
+            .option("kafka.bootstrap.servers", self._servers)
+            .option("subscribePattern", self._pattern)
             .option("kafka.isolation.level", "read_committed")
             .option("startingOffsets", "earliest")
             .option("endingOffsets", "latest")
             .option("kafka.max.poll.records", "5000")
             .load()
         )
-        return records.selectExpr(
-            "topic", "key", "xxhash64(key) AS hash", "string(value) AS text", "split(string(value), ',') AS fields"
-        ).selectExpr(
+        small = "startswith(string(value), '{')"
+        fields = "split(string(value), ',')"
+        rows = records.selectExpr(
             "topic",
             "key",
-            "hash",
-            "startswith(text, '{') AS small",
-            "CASE WHEN startswith(text, '{') THEN NULL ELSE fields[0] END AS row",
-            f"CASE WHEN startswith(text, '{{') THEN NULL ELSE fields[{_CARRIER}] END AS carrier",
+            "xxhash64(key) AS hash",
+            f"{small} AS small",
+            f"CASE WHEN {small} THEN NULL ELSE {fields}[0] END AS row",
+            f"CASE WHEN {small} THEN NULL ELSE {fields}[{_CARRIER}] END AS carrier",
+        ).cache()
+        try:
+            groups = rows.groupBy("topic", "key", "hash", "small", "carrier").count().collect()
+            different = rows.where("not small").select("row").distinct().count()
+        finally:
+            rows.unpersist()
+        carriers: Counter[str] = Counter()
+        for group in groups:
+            if not group["small"]:
+                carriers[group["carrier"]] += group["count"]
+        return SparkCount(
+            different,
+            sum(group["count"] for group in groups if group["small"]),
+            carriers,
+            {Routed(each["topic"], bytes(each["key"]), each["hash"]) for each in groups if each["key"] is not None},
         )
-
-
-def main(
-    connection: Connection, java_home: str, jars: list[Path], scratch: Path, log: Path, servers: str, pattern: str
-) -> None:
-    """Spark as a helper process; it answers ``version`` and ``count``. What it says goes to a file."""
-    _redirect_output(log)
-    spark = StockSpark(java_home, jars, scratch)
-    try:
-        serve(connection, {"version": lambda: spark.session.version, "count": lambda: spark.count(servers, pattern)})
-    finally:
-        spark.session.stop()
-
-
-def _redirect_output(log: Path) -> None:
-    """Send what this process and its JVM print to a file."""
-    with open(log, "ab") as file:
-        for standard in (1, 2):
-            os.dup2(file.fileno(), standard)

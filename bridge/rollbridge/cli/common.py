@@ -141,6 +141,14 @@ def is_terminal(stream: IO[str] | None) -> bool:
     return stream is not None and stream.isatty()
 
 
+def confirm(context: CliContext, question: str, yes: bool, what: str) -> None:
+    """Ask before ``what`` is deleted, unless ``--yes`` was given; raise an error if nobody can be asked or says no."""
+    if not yes:
+        if context.json or not is_terminal(sys.stdin):
+            raise click.UsageError(f"this deletes {what}, and stdin is not a terminal: use --yes")
+        click.confirm(question, abort=True, err=True)
+
+
 # Connection
 
 

@@ -18,9 +18,9 @@ from rollbridge.cli.common import CliContext, connected, counted
 from rollbridge.cli.records import FIELDS, LineFormat, json_line, line_of, record_document
 from rollbridge.client.connection import Bridge
 from rollbridge.consumer.consumer import Consumer
-from rollbridge.consumer.reader import IsolationLevel
+from rollbridge.consumer.reader import IsolationLevel, Reader
 from rollbridge.consumer.records import Record
-from rollbridge.consumer.transactions import CommittedTransaction
+from rollbridge.consumer.transactions import CommittedTransaction, TransactionReader
 from rollbridge.kafka.errors import translate
 from rollbridge.stream.names import DEFAULT_GROUP, GroupName, check_stream_or_topic, parse_qualified
 
@@ -136,13 +136,15 @@ def consume(
         check_stream_or_topic(name)
     line: LineFormat = json_line if context.json else line_of(template, null)
     show = _Printer(max_records)
+    reading: dict[str, Any] = {"start": start, "follow": follow, "stalled_s": wait.total_seconds()}
     with connected(context) as b:
         if owner is not None:
-            _transactions(context, b, owner, start, follow, wait, line, show)
+            _transactions(context, b.transactions(owner.scope, group=owner.group, **reading), owner, line, show)
         elif group is not None:
             _member(context, b, name, start, group, line, show)
         else:
-            _records(context, b, name, start, follow, cast("IsolationLevel", isolation), wait, line, show, wanted)
+            reader = b.reader(name, isolation=cast("IsolationLevel", isolation), **reading)
+            _records(context, reader, name, line, show, wanted)
 
 
 def _owner(name: str) -> GroupName:
@@ -172,6 +174,10 @@ class _Printer:
         """Number of lines that may still be printed; None without a limit."""
         return None if self._most is None else self._most - self.printed
 
+    def most(self, count: int) -> int:
+        """Return how many of so many lines may still be printed."""
+        return count if self.left is None else min(count, self.left)
+
     def lines(self, lines: Iterable[bytes], count: int) -> None:
         left = memoryview(b"".join(lines))
         if self._out is not None:
@@ -183,21 +189,17 @@ class _Printer:
 
 def _records(
     context: CliContext,
-    b: Bridge,
+    reader: Reader,
     stream: str,
-    start: str,
-    follow: bool,
-    isolation: IsolationLevel,
-    wait: timedelta,
     line: LineFormat,
     show: _Printer,
     wanted: Callable[[Record], bool] | None,
 ) -> None:
-    with b.reader(stream, start=start, isolation=isolation, follow=follow, stalled_s=wait.total_seconds()) as reader:
+    with reader:
         position = reader.position
         try:
             while show.left != 0 and not reader.is_finished():
-                records = reader.consume(_BATCH if show.left is None else min(_BATCH, show.left), _POLL_S)
+                records = reader.consume(show.most(_BATCH), _POLL_S)
                 if wanted is not None:
                     records = list(filter(wanted, records))
                 if records:
@@ -209,24 +211,16 @@ def _records(
 
 def _transactions(
     context: CliContext,
-    b: Bridge,
+    reader: TransactionReader,
     owner: GroupName,
-    start: str,
-    follow: bool,
-    wait: timedelta,
     line: LineFormat,
     show: _Printer,
 ) -> None:
-    with b.transactions(
-        owner.scope, group=owner.group, start=start, follow=follow, stalled_s=wait.total_seconds()
-    ) as reader:
+    with reader:
         position = reader.position
         try:
             for transaction in islice(reader, show.left):
-                if context.json:
-                    show.lines(_documents(transaction), 1)
-                else:
-                    show.lines(_lines(transaction, line), 1)
+                show.lines(_documents(transaction) if context.json else _lines(transaction, line), 1)
                 position = transaction.position
         finally:
             if not context.json:
@@ -285,7 +279,7 @@ def _member(
         consumer.subscribe([stream])
         try:
             while show.left != 0:
-                messages = consumer.consume(_BATCH if show.left is None else min(_BATCH, show.left), _POLL_S)
+                messages = consumer.consume(show.most(_BATCH), _POLL_S)
                 for message in messages:
                     error = message.error()
                     if error is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import timedelta
@@ -18,9 +17,9 @@ from rollbridge.cli import records as values
 from rollbridge.cli.common import (
     CliContext,
     ExitCode,
+    confirm,
     connected,
     counted,
-    is_terminal,
     moment,
     table,
     zookeeper_session,
@@ -280,10 +279,7 @@ def rebuild(context: CliContext, stream_name: str) -> None:
 def clear(context: CliContext, stream_name: str, yes: bool) -> None:
     """Delete the snapshots of one stream. Nothing is lost: the leader reads the buffer again."""
     check_stream_or_topic(stream_name)
-    if not yes:
-        if context.json or not is_terminal(sys.stdin):
-            raise click.UsageError("this deletes all snapshots, and stdin is not a terminal: use --yes")
-        click.confirm(f"Clear the snapshots of {stream_name}?", abort=True, err=True)
+    confirm(context, f"Clear the snapshots of {stream_name}?", yes, "all snapshots")
     with connected(context) as b:
         b.admin.clear_snapshots(stream_name)
     context.answer({"stream": stream_name, "cleared": True}, f"Cleared the snapshots of {stream_name}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ from rollbridge.cli.stream import (
     RETENTION_BYTES,
     RETENTION_GROUP,
     RETENTION_TIME,
-    given_retention,
+    given_options,
     retention_document,
     retention_text,
 )
@@ -52,20 +51,13 @@ def list_groups(context: CliContext) -> None:
 @RETENTION_GROUP
 @click.option("--default", is_flag=True, help="Keep it as long as the coordinators say, whatever was set before.")
 @click.pass_context
-def update(
-    click_context: click.Context,
-    group_name: str,
-    retention_time: timedelta | None,
-    retention_bytes: int | None,
-    retention_groups: tuple[str, ...],
-    default: bool,
-) -> None:
+def update(click_context: click.Context, /, group_name: str, default: bool, **_: Any) -> None:
     """Change how long the commit log of a group is kept. Options left out stay as they are; none removes a limit.
 
     Both limits are minimums: what is beyond either of them is deleted. Give --retention-group once for each consumer
     group that commits its place in the log, or with none.
     """
-    given = given_retention(click_context, retention_time, retention_bytes, retention_groups)
+    given = {name: value for name, value in given_options(click_context).items() if name.startswith("retention_")}
     if bool(given) == default:
         raise click.UsageError(
             "say what to change: --retention-time, --retention-bytes or --retention-group; or --default alone"

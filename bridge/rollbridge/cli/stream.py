@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -14,7 +13,7 @@ import click
 from click.core import ParameterSource
 
 from rollbridge.base.ids import SegmentId
-from rollbridge.cli.common import CliContext, connected, counted, is_terminal, moment, table
+from rollbridge.cli.common import CliContext, confirm, connected, counted, moment, table
 from rollbridge.cli.records import duration, key_range, segment_numbers, size
 from rollbridge.cli.txn import STORY_S, transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
@@ -82,16 +81,14 @@ def retention_document(retention: Retention) -> dict[str, Any]:
     }
 
 
-def given_retention(
-    context: click.Context, time_kept: timedelta | None, bytes_kept: int | None, groups: tuple[str, ...]
-) -> dict[str, Any]:
-    """Return those of the options that were given, as the arguments of ``update_stream`` and ``update_group``."""
-    options = (
-        ("retention_time", time_kept),
-        ("retention_bytes", bytes_kept),
-        ("retention_groups", () if groups == (NONE,) else groups),
-    )
-    return {name: value for name, value in options if context.get_parameter_source(name) is not ParameterSource.DEFAULT}
+def given_options(context: click.Context) -> dict[str, Any]:
+    """Return those of the command's options that were given, by their names; ``none`` for consumer groups is none."""
+    given = {
+        name: value
+        for name, value in context.params.items()
+        if context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    }
+    return {**given, "retention_groups": ()} if given.get("retention_groups") == (NONE,) else given
 
 
 # Scaling by load on the command line: its options, and how a policy and a wait are told.
@@ -113,25 +110,23 @@ _OPTIONS: Final = (
 NO_SCALING: Final = click.option("--no-scaling", is_flag=True, help="Scale by request only.")
 
 
+POLICY_OPTIONS: Final = ("scale_events_per_second", "scale_bytes_per_second", "min_segments", "max_segments")
+
+
 def scaling_options(command: F) -> F:
-    """Give a command the options of a scaling policy, as ``events``, ``bytes``, ``least`` and ``most`` of segments."""
+    """Give a command the options of a scaling policy, for :func:`take_policy`."""
     for option in reversed(_OPTIONS):
         command = option(command)
     return command
 
 
-def given_policy(
-    known: ScalingPolicy | None, events: int | None, size: int | None, least: int | None, most: int | None
-) -> ScalingPolicy | None:
-    """Return a policy with what was given, None if nothing was; what makes no sense is refused by who takes it.
+def take_policy(given: dict[str, Any], known: ScalingPolicy | None = None) -> ScalingPolicy | None:
+    """Take the options of a policy out of those given, and return it, None without any of them.
 
-    Args:
-        known: The policy so far, of which the rest is taken.
-        events: Records per second and segment; replaces bytes.
-        size: Bytes per second and segment; replaces records.
-        least: Fewest segments.
-        most: Most segments.
+    What makes no sense is refused by who takes it; ``known`` is the policy so far, of which the rest is taken. Records
+    and bytes per second replace each other.
     """
+    events, size, least, most = (given.pop(name, None) for name in POLICY_OPTIONS)
     if events is None and size is None and least is None and most is None:
         return None
     policy = known or ScalingPolicy()
@@ -223,26 +218,7 @@ def stream() -> None:
 @scaling_options
 @click.option("--if-not-exists", is_flag=True, help="Leave a stream that exists with these settings as it is.")
 @click.pass_obj
-def create(
-    context: CliContext,
-    stream_name: str,
-    segments: int | None,
-    ranges: tuple[tuple[float, float], ...],
-    group: str | None,
-    buffer_partitions: int | None,
-    replication_factor: int | None,
-    record_bytes_max: int | None,
-    headers: str | None,
-    timestamps: str | None,
-    retention_time: timedelta | None,
-    retention_bytes: int | None,
-    retention_groups: tuple[str, ...],
-    scale_events_per_second: int | None,
-    scale_bytes_per_second: int | None,
-    min_segments: int | None,
-    max_segments: int | None,
-    if_not_exists: bool,
-) -> None:
+def create(context: CliContext, /, stream_name: str, *, if_not_exists: bool, **given: Any) -> None:
     """Create a stream, with --segments of equal size or with each --range given.
 
     With --scale-events-per-second or --scale-bytes-per-second it follows its load by itself.
@@ -250,26 +226,12 @@ def create(
     With --if-not-exists an existing stream is left and shown as it is, if it has the settings that are given; otherwise
     the error names each difference. Segments are compared with those that it began with.
     """
-    if segments is not None and ranges:
+    if given["segments"] is not None and given["ranges"]:
         raise click.UsageError("--segments and --range exclude each other")
-    policy = given_policy(None, scale_events_per_second, scale_bytes_per_second, min_segments, max_segments)
+    given["ranges"] = given["ranges"] or None
+    policy = take_policy(given)
     with connected(context) as b:
-        b.admin.create_stream(
-            stream_name,
-            segments=segments,
-            ranges=ranges or None,
-            group=group,
-            buffer_partitions=buffer_partitions,
-            replication_factor=replication_factor,
-            record_bytes_max=record_bytes_max,
-            headers=headers,
-            timestamps=timestamps,
-            retention_time=retention_time,
-            retention_bytes=retention_bytes,
-            retention_groups=retention_groups,
-            scaling=policy,
-            exist_ok=if_not_exists,
-        )
+        b.admin.create_stream(stream_name, **given, scaling=policy, exist_ok=if_not_exists)
         found, places = b.admin.history(stream_name), b.admin.places(stream_name)
     active, numbers = found.active, found.graph.partitions
     size = counted(len(active.segments), "segment")
@@ -305,37 +267,16 @@ def create(
 )
 @click.pass_obj
 def adopt(
-    context: CliContext,
-    topic: str,
-    stream_name: str | None,
-    partitioner: str | None,
-    unchecked: bool,
-    group: str | None,
-    buffer_partitions: int | None,
-    replication_factor: int | None,
-    headers: str | None,
-    timestamps: str | None,
-    if_not_exists: bool,
+    context: CliContext, /, topic: str, *, stream_name: str | None, unchecked: bool, if_not_exists: bool, **given: Any
 ) -> None:
     """Make a stream of a topic that exists, with its records. Nothing of the topic is changed.
 
     Its producers and consumers continue as before. `rollbridge stream release` makes it a plain topic again.
     """
-    if unchecked and partitioner is None:
+    if unchecked and given["partitioner"] is None:
         raise click.UsageError("--unchecked needs --partitioner")
     with connected(context) as b:
-        found = b.admin.adopt_topic(
-            topic,
-            stream=stream_name,
-            partitioner=partitioner,
-            check=not unchecked,
-            group=group,
-            buffer_partitions=buffer_partitions,
-            replication_factor=replication_factor,
-            headers=headers,
-            timestamps=timestamps,
-            exist_ok=if_not_exists,
-        )
+        found = b.admin.adopt_topic(topic, stream=stream_name, check=not unchecked, exist_ok=if_not_exists, **given)
     config = found.config
     text = f"Stream {config.name} is topic {topic} with its {counted(config.partitions, 'partition')}."
     if found.fit is None:
@@ -347,7 +288,7 @@ def adopt(
             else (f", where all of {counted(found.fit.keys, 'key')} in a sample are")
         )
     else:
-        why = ", Java's; the topic has no keys yet" if partitioner is None else "; the topic has no keys yet"
+        why = ", Java's; the topic has no keys yet" if given["partitioner"] is None else "; the topic has no keys yet"
     context.answer(_config_document(config), f"{text}\nKeys go where {config.partitioner} puts them{why}.")
 
 
@@ -483,35 +424,19 @@ def scale(
 @scaling_options
 @NO_SCALING
 @click.pass_context
-def update(
-    click_context: click.Context,
-    stream_name: str,
-    retention_time: timedelta | None,
-    retention_bytes: int | None,
-    retention_groups: tuple[str, ...],
-    headers: str | None,
-    timestamps: str | None,
-    scale_events_per_second: int | None,
-    scale_bytes_per_second: int | None,
-    min_segments: int | None,
-    max_segments: int | None,
-    no_scaling: bool,
-) -> None:
+def update(click_context: click.Context, /, stream_name: str, no_scaling: bool, **_: Any) -> None:
     """Change retention, headers, times or scaling by load of a stream.
 
     Options left out stay as they are; none removes a limit. Both limits are minimums: records beyond either of them
     are deleted. Give --retention-group once for each group, or with none.
     """
-    given = given_retention(click_context, retention_time, retention_bytes, retention_groups)
-    if headers is not None:
-        given["headers"] = headers
-    if timestamps is not None:
-        given["timestamps"] = timestamps
-    asked = scale_events_per_second, scale_bytes_per_second, min_segments, max_segments
-    is_scaled = any(item is not None for item in asked)
+    given = given_options(click_context)
+    del given["stream_name"]
+    given.pop("no_scaling", None)
+    is_scaled = not given.keys().isdisjoint(POLICY_OPTIONS)
     if is_scaled and no_scaling:
         raise click.UsageError("--no-scaling and the options of a scaling policy exclude each other")
-    if not given and not is_scaled and not no_scaling:
+    if not given and not no_scaling:
         raise click.UsageError(
             "say what to change: --retention-time, --retention-bytes, --retention-group, --headers, "
             "--timestamps, --scale-events-per-second, --scale-bytes-per-second, --min-segments, --max-segments or "
@@ -519,10 +444,8 @@ def update(
         )
     context: CliContext = click_context.obj
     with connected(context) as b:
-        if is_scaled:
-            given["scaling"] = given_policy(b.admin.describe(stream_name).config.scaling, *asked)
-        elif no_scaling:
-            given["scaling"] = None
+        if is_scaled or no_scaling:
+            given["scaling"] = None if no_scaling else take_policy(given, b.admin.describe(stream_name).config.scaling)
         config = b.admin.update_stream(stream_name, **given)
     context.answer(
         _config_document(config),
@@ -549,7 +472,7 @@ def truncate(context: CliContext, stream_name: str, before: str, yes: bool) -> N
     """
     if "/" in check_stream_or_topic(stream_name):
         parse_start(StreamName.parse(stream_name), before)
-    _confirm(context, f"Delete the records of {stream_name} before {before}?", yes, "records")
+    confirm(context, f"Delete the records of {stream_name} before {before}?", yes, "records")
     with connected(context) as b:
         begin = b.admin.truncate(stream_name, before)
     context.answer({"stream": stream_name, "begins": str(begin)}, f"{stream_name} begins at {begin} now.")
@@ -563,7 +486,7 @@ def truncate(context: CliContext, stream_name: str, before: str, yes: bool) -> N
 def delete(context: CliContext, stream_name: str, yes: bool, if_exists: bool) -> None:
     """Delete a stream with all its topics and records."""
     check_stream_or_topic(stream_name)
-    _confirm(context, f"Delete {stream_name} with all its records?", yes, "all records")
+    confirm(context, f"Delete {stream_name} with all its records?", yes, "all records")
     with connected(context) as b:
         b.admin.delete_stream(stream_name, missing_ok=if_exists)
     text = f"There is no stream {stream_name} now." if if_exists else f"Deleted {stream_name}."
@@ -603,13 +526,6 @@ def history(context: CliContext, stream_name: str, svg: str | None) -> None:
         document["svg"] = svg
         text += f"\nThe picture is in {svg}."
     context.answer(document, text)
-
-
-def _confirm(context: CliContext, question: str, yes: bool, what: str) -> None:
-    if not yes:
-        if context.json or not is_terminal(sys.stdin):
-            raise click.UsageError(f"this deletes {what}, and stdin is not a terminal: use --yes")
-        click.confirm(question, abort=True, err=True)
 
 
 def divide(active: EpochRecord, seal: tuple[int, ...], count: int) -> list[KeyRange]:

@@ -56,7 +56,7 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
         return
     who = f"topic {config.topic}, which stream {config.name} has adopted,"
     if not is_active:
-        if topic is None or topic.topic_id != config.topic_id:
+        if topic is None or str(topic.topic_id) != config.topic_id:
             yield problem(
                 "segment-gone",
                 f"{who} is gone, with the records of before the stream has left it",
@@ -71,7 +71,7 @@ def _adopted(facts: ClusterFacts, stream: StreamFacts) -> Iterator[Finding]:
             f"{who} was deleted: commits end as aborted",
             f"rollbridge stream release {config.topic}, which ends what is open as aborted",
         )
-    elif topic.topic_id != config.topic_id:
+    elif str(topic.topic_id) != config.topic_id:
         yield problem(
             TOPIC_RECREATED,
             f"{who} was deleted and created again (its id is {topic.topic_id}, and was {config.topic_id}): "

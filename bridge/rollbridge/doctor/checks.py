@@ -169,7 +169,7 @@ def check_outcomes(facts: ClusterFacts) -> Iterator[Finding]:
         topic_id = group.record.terminated_topic_id
         name = group.name.terminated_topic
         topic = facts.topics.get(name)
-        if topic_id and (topic is None or topic.topic_id != topic_id):
+        if topic_id and (topic is None or str(topic.topic_id) != topic_id):
             yield problem(
                 "outcomes-gone",
                 f"topic {name} " + ("is gone" if topic is None else "was deleted and made again"),
@@ -272,22 +272,22 @@ def replication(facts: ClusterFacts) -> Iterator[Finding]:
     thin, narrow = [], []
     for topic in (*facts.topics.values(), *facts.adopted.values()):
         # Brokers never wait for more than there are.
-        needed = min(int(topic.config.get("min.insync.replicas", "1")), topic.replicas)
+        needed = min(int(topic.config.get("min.insync.replicas", "1")), topic.replication_factor)
         if topic.in_sync < needed:
             yield problem(
                 "below-min-isr",
                 f"topic {topic.name} has {topic.in_sync} replicas in sync and needs {needed}: it takes no writes",
                 "bring its brokers back",
             )
-        elif topic.in_sync < topic.replicas:
+        elif topic.in_sync < topic.replication_factor:
             yield warning(
                 "under-replicated",
-                f"topic {topic.name} has {topic.in_sync} of {topic.replicas} replicas in sync",
+                f"topic {topic.name} has {topic.in_sync} of {topic.replication_factor} replicas in sync",
                 "bring its brokers back",
             )
-        if len(facts.brokers) >= REPLICAS and topic.replicas < REPLICAS:
+        if len(facts.brokers) >= REPLICAS and topic.replication_factor < REPLICAS:
             thin.append(topic.name)
-        elif topic.replicas >= REPLICAS and needed < 2:
+        elif topic.replication_factor >= REPLICAS and needed < 2:
             narrow.append(topic.name)
     if thin:
         yield warning(
@@ -558,7 +558,7 @@ def internal_topics(facts: ClusterFacts) -> Iterator[Finding]:
         topic = facts.topics.get(name)
         if name in facts.hidden:
             continue
-        if topic is None or topic.topic_id != topic_id:
+        if topic is None or str(topic.topic_id) != topic_id:
             yield problem(
                 "topic-replaced",
                 f"topic {name} " + ("is gone" if topic is None else "was deleted and made again"),

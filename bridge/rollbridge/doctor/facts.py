@@ -28,7 +28,14 @@ from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import KafkaUnavailableError, NotAuthorizedError, refusal
 from rollbridge.kafka.foreign import partitions_under_way
 from rollbridge.kafka.metadata import Broker, Cluster
-from rollbridge.kafka.topics import RESOURCE_BROKER, TopicAdmin, ask_to_describe_configs, view_cluster, view_topics
+from rollbridge.kafka.topics import (
+    RESOURCE_BROKER,
+    TopicAdmin,
+    TopicDescription,
+    ask_to_describe_configs,
+    view_cluster,
+    view_topics,
+)
 from rollbridge.metadata import paths
 from rollbridge.metadata.acls import open_nodes
 from rollbridge.metadata.changes import Merging
@@ -124,28 +131,6 @@ class QuotaFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicFacts:
-    """Topic of rollbridge, or one that a stream has adopted.
-
-    Attributes:
-        replicas: Smallest number of replicas that a partition should have.
-        in_sync: Smallest number of replicas in sync.
-        is_led: True if every partition has a leader.
-        operations: Operations allowed to the doctor's principal; empty if the broker does not say.
-    """
-
-    name: str
-    topic_id: str
-    replicas: int
-    in_sync: int
-    config: Mapping[str, str]
-    sealed: bool
-    operations: frozenset[str] = frozenset()
-    partitions: int = 1
-    is_led: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class GroupFacts(GroupPicture):
     """Transaction group.
 
@@ -209,8 +194,8 @@ class ClusterFacts(ClusterPicture):
     brokers: Sequence[BrokerFacts] = ()
     groups: Sequence[GroupFacts] = field(default=(), kw_only=True)
     streams: Sequence[StreamFacts] = field(default=(), kw_only=True)
-    topics: Mapping[str, TopicFacts] = field(default_factory=dict)
-    adopted: Mapping[str, TopicFacts] = field(default_factory=dict)
+    topics: Mapping[str, TopicDescription] = field(default_factory=dict)
+    adopted: Mapping[str, TopicDescription] = field(default_factory=dict)
     claims: Mapping[str, str] = field(default_factory=dict)
     named: frozenset[str] = frozenset()
     open_natives: Sequence[OpenNative] = ()
@@ -237,7 +222,7 @@ class ClusterFacts(ClusterPicture):
         return any(group.committing_ms is not None or group.scaling_ms is not None for group in self.groups)
 
 
-def wrong_seal(topic: TopicFacts, *, active: bool) -> Finding:
+def wrong_seal(topic: TopicDescription, *, active: bool) -> Finding:
     """Return the finding about a topic that is sealed and ``active``, or open and not."""
     state = "is sealed, but active" if active else "takes records, but should be sealed"
     return problem(
@@ -415,29 +400,16 @@ def _hidden(cluster: Cluster, names: Iterable[str]) -> frozenset[str]:
     return frozenset(hidden)
 
 
-def _topics(topics: TopicAdmin, names: Sequence[str]) -> dict[str, TopicFacts]:
+def _topics(topics: TopicAdmin, names: Sequence[str]) -> dict[str, TopicDescription]:
     """Return the topics that may be described, with their settings."""
     try:
-        described = topics.describe(names, with_operations=True)
+        return topics.describe(names, with_operations=True)
     except NotAuthorizedError:
-        described = {}
+        described: dict[str, TopicDescription] = {}
         for name in names:
             with suppress(NotAuthorizedError):
                 described |= topics.describe([name], with_operations=True)
-    return {
-        name: TopicFacts(
-            name=name,
-            topic_id=str(known.topic_id),
-            replicas=known.replication_factor,
-            in_sync=known.in_sync,
-            config=known.config,
-            sealed=known.sealed,
-            operations=known.operations,
-            partitions=known.partitions,
-            is_led=known.is_led,
-        )
-        for name, known in described.items()
-    }
+        return described
 
 
 def _snapshots(
@@ -514,7 +486,7 @@ def _group(
     )
 
 
-def _all_natives(cluster: Cluster, topics: Sequence[TopicFacts], unreached: Collection[int]) -> list[OpenNative]:
+def _all_natives(cluster: Cluster, topics: Sequence[TopicDescription], unreached: Collection[int]) -> list[OpenNative]:
     """Return the native transactions open on topics; of those that are open for long, whether they hang."""
     found = list(_open_natives(cluster, topics, unreached))
     old = {item.producer_id for item in found if item.age_s >= _LONG_S}
@@ -532,7 +504,9 @@ def _all_natives(cluster: Cluster, topics: Sequence[TopicFacts], unreached: Coll
     return [replace(item, hangs=hangs(item)) for item in found]
 
 
-def _open_natives(cluster: Cluster, topics: Sequence[TopicFacts], unreached: Collection[int]) -> Iterator[OpenNative]:
+def _open_natives(
+    cluster: Cluster, topics: Sequence[TopicDescription], unreached: Collection[int]
+) -> Iterator[OpenNative]:
     """Yield the native transactions open on topics, as the leaders of their partitions know them: one request each."""
     cluster.learn([topic.name for topic in topics])
     by_leader: dict[int, dict[str, list[int]]] = {}

@@ -63,14 +63,14 @@ class RollbridgeSource(DataSource):  # type: ignore[misc]  # types are checked w
         _check_pyspark()
         from rollbridge.spark import source
 
-        return source.batch_reader(self.options, schema)
+        return source.BatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query."""
         _check_pyspark()
         from rollbridge.spark import source
 
-        return source.stream_reader(self.options, schema)
+        return source.StreamReader(self.options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a data frame, which writes it as one transaction."""
@@ -107,11 +107,11 @@ class RollbridgeTransactionsSource(DataSource):  # type: ignore[misc]  # types a
         _check_pyspark()
         from rollbridge.spark import transactions
 
-        return transactions.batch_reader(self.options, schema)
+        return transactions.TransactionsBatchReader(self.options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of a streaming query."""
         _check_pyspark()
         from rollbridge.spark import transactions
 
-        return transactions.stream_reader(self.options, schema)
+        return transactions.TransactionsStreamReader(self.options, schema)

@@ -366,12 +366,8 @@ class StreamOffset:
         except (KeyError, ValueError, AttributeError) as exc:
             raise _foreign(found, "rollbridge") from exc
 
-    def check_same(self, here: StreamOffset) -> None:
-        """Check that two offsets are of the same stream of the same cluster.
-
-        Raises:
-            InvalidRequestError: they are not.
-        """
+    def check_same(self, here: Self) -> None:
+        """Raise InvalidRequestError unless two offsets are of the same stream of the same cluster."""
         if self.position.stream != here.position.stream:
             raise InvalidRequestError(
                 f"the checkpoint belongs to stream {self.position.stream}, not to {here.position.stream}; nothing was "
@@ -409,12 +405,8 @@ class LogOffset:
         except (KeyError, AttributeError) as exc:
             raise _foreign(found, "rollbridge-transactions") from exc
 
-    def check_same(self, here: LogOffset) -> None:
-        """Check that two offsets are of the same commit log.
-
-        Raises:
-            InvalidRequestError: they are not.
-        """
+    def check_same(self, here: Self) -> None:
+        """Raise InvalidRequestError unless two offsets are of the same commit log."""
         if self.position.group != here.position.group:
             raise InvalidRequestError(
                 f"the checkpoint belongs to the commit log of {self.position.group}, not to that of "

@@ -6,8 +6,9 @@ that no format has is refused, because a misspelt option would go unnoticed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pyspark.sql import types as T
@@ -288,17 +289,24 @@ class ReadOptions:
     """Fail if records to be read were deleted or lost, or if compaction took away which transaction wrote one that is
     asked for; ``false`` logs a warning, and the query continues at what is left."""
 
-    def place_faults(self, kind: Kind) -> Iterator[str]:
-        """Yield faults of options that the kind of query does not have."""
-        if kind == "batch" and self.max_records is not None:
-            yield f"{MAX_RECORDS}: is for streaming queries; a batch ends at {ENDING}"
-        if kind == "streaming" and self.end:
-            yield f"{ENDING}: is for batches; a streaming query that is to end has trigger(availableNow=True)"
+    def places(self, kind: Kind, check: Callable[[str], object] | None, faults: list[str]) -> dict[str, str]:
+        """Return start and end, with defaults that depend on the kind of query; note what that does not have.
 
-    def places(self, kind: Kind) -> dict[str, str]:
-        """Return start and end, with defaults that depend on the kind of query."""
+        ``check`` raises InvalidRequestError for what is no place; None if that cannot be told.
+        """
+        if kind == "batch" and self.max_records is not None:
+            faults.append(f"{MAX_RECORDS}: is for streaming queries; a batch ends at {ENDING}")
+        if kind == "streaming" and self.end:
+            faults.append(f"{ENDING}: is for batches; a streaming query that is to end has trigger(availableNow=True)")
         start = self.start or ("latest" if kind == "streaming" else "earliest")
-        return {"start": start, "end": self.end or "latest"}
+        places = {"start": start, "end": self.end or "latest"}
+        for name, text in zip((STARTING, ENDING), places.values(), strict=True):
+            try:
+                if check is not None:
+                    check(text)
+            except InvalidRequestError as exc:
+                faults.append(f"{name}: {exc}")
+        return places
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -356,21 +364,17 @@ def read_source(options: Mapping[str, str], kind: Kind) -> SourceSettings:
     shared = read_settings(reader)
     values = reader.read(SourceOptions)
     found = SourceOptions(**values)
-    places = found.places(kind)
     faults = reader.faults
-    faults += found.place_faults(kind)
+    stream = ""
+    if shared is not None and len(shared.names) > 1:
+        faults.append(f"{STREAM}: a source reads one stream; make a source of each and unite them")
+    elif shared is not None:
+        stream = shared.names[0]
+    places = found.places(kind, partial(_check_place, stream) if stream else None, faults)
     if kind == "streaming" and found.isolation == UNCOMMITTED:
         faults.append(f"{ISOLATION}: {UNCOMMITTED} is for batches: it previews what is open when it is read")
     if places["end"] == "earliest":
         faults.append(f"{ENDING}: nothing ends before the earliest record")
-    if shared is not None and len(shared.names) > 1:
-        faults.append(f"{STREAM}: a source reads one stream; make a source of each and unite them")
-    elif shared is not None:
-        for name, text in zip((STARTING, ENDING), places.values(), strict=True):
-            try:
-                _check_place(shared.names[0], text)
-            except InvalidRequestError as exc:
-                faults.append(f"{name}: {exc}")
     reader.finish()
     assert shared is not None  # its faults were raised
     return SourceSettings(**{**values, **places}, shared=shared)
@@ -447,17 +451,9 @@ def read_log_settings(options: Mapping[str, str], kind: Kind) -> LogSettings:
     reader = OptionReader(options)
     shared = read_settings(reader, streams_needed=False)
     values = reader.read(ReadOptions)
-    found = ReadOptions(**values)
-    places = found.places(kind)
-    faults = reader.faults
-    faults += found.place_faults(kind)
+    places = ReadOptions(**values).places(kind, parse_log_start, reader.faults)
     if shared is not None and shared.group is None and not shared.names:
-        faults.append(f"{GROUP}: is missing, or {STREAM} or {TOPIC} to take the group of")
-    for name, text in zip((STARTING, ENDING), places.values(), strict=True):
-        try:
-            parse_log_start(text)
-        except InvalidRequestError as exc:
-            faults.append(f"{name}: {exc}")
+        reader.faults.append(f"{GROUP}: is missing, or {STREAM} or {TOPIC} to take the group of")
     reader.finish()
     assert shared is not None  # its faults were raised
     return LogSettings(**{**values, **places}, shared=shared)

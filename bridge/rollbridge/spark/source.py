@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -45,6 +45,8 @@ from rollbridge.spark.planning import (
 from rollbridge.spark.settings import (
     COMMIT_POSITION,
     FAIL_ON_DATA_LOSS,
+    Kind,
+    LogSettings,
     SourceSettings,
     SparkSettings,
     check_schema,
@@ -63,6 +65,8 @@ if TYPE_CHECKING:
 
     from rollbridge.spark.source_task import CommitRuns
 
+
+S = TypeVar("S", "SourceSettings", "LogSettings")
 
 # The driver's view of a stream
 
@@ -255,9 +259,8 @@ class StreamDriver:
         return {placed[place]: offset for place, offset in self._connection.kafka.offsets.first(placed).items()}
 
     def _judge(self, lost: list[str], *, fail: bool) -> None:
-        if not lost:
-            return
-        judge_loss(f"records of {self.stream} that were still to be read are lost: {'; '.join(lost)}", fail=fail)
+        if lost:
+            judge_loss(f"records of {self.stream} that were still to be read are lost: {'; '.join(lost)}", fail=fail)
 
 
 def judge_loss(what: str, *, fail: bool) -> None:
@@ -282,32 +285,47 @@ def schema(options: Mapping[str, str]) -> StructType:
     return schema_of(read_source(options, "schema").columns)
 
 
-def batch_reader(options: Mapping[str, str], schema: StructType) -> BatchReader:
-    """Return the reader of a batch.
+class SourceReader(Prompt, Generic[S]):
+    """Common part of all readers: its driver connects when needed."""
 
-    Raises:
-        ConfigError: options or columns are wrong; all of them are named.
-    """
-    return BatchReader(read_source(options, "batch"), schema)
-
-
-def stream_reader(options: Mapping[str, str], schema: StructType) -> StreamReader:
-    """Return the reader of a streaming query.
-
-    Raises:
-        ConfigError: options or columns are wrong; all of them are named.
-    """
-    return StreamReader(read_source(options, "streaming"), schema)
-
-
-class _Reading(Prompt):
-    """Common part of both readers: connect when needed, make portions of ranges, and read these in tasks."""
-
-    def __init__(self, settings: SourceSettings, schema: StructType) -> None:
-        self._settings = settings
+    def __init__(self, settings: S, schema: StructType) -> None:
+        self._settings: S = settings
         self._schema = schema
-        self._names = check_schema(schema)
         self._connection: DriverConnection | None = None
+
+    def _connected(self) -> DriverConnection:
+        if self._connection is None:
+            self._connection = DriverConnection(self._settings.shared)
+        return self._connection
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """Return the limit that the option ``maxRecordsPerTrigger`` sets."""
+        limit = self._settings.max_records
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def stop(self) -> None:
+        """Disconnect."""
+        self._close()
+
+
+class _StreamReading(SourceReader[SourceSettings]):
+    """Common part of the readers of a stream: make portions of ranges, and read these in tasks."""
+
+    kind: Kind
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        """Prepare.
+
+        Raises:
+            ConfigError: options or columns are wrong; all of them are named.
+        """
+        super().__init__(read_source(options, self.kind), schema)
+        self._names = check_schema(schema)
         self._known: StreamDriver | None = None
         self._runs: CommitRuns | None = None
 
@@ -315,14 +333,12 @@ class _Reading(Prompt):
     def _driver(self) -> StreamDriver:
         """The driver's view of the stream; the first use connects."""
         if self._known is None:
-            self._connection = DriverConnection(self._settings.shared)
-            self._known = StreamDriver(self._connection, self._settings.shared, self._settings.stream)
+            self._known = StreamDriver(self._connected(), self._settings.shared, self._settings.stream)
         return self._known
 
     def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._known = self._runs = None
+        super()._close()
+        self._known = self._runs = None
 
     @property
     def _wants_positions(self) -> bool:
@@ -331,16 +347,11 @@ class _Reading(Prompt):
     def _commit_runs(self, start: int | None) -> CommitRuns:
         """Return the runs, read on to the present end of the commit log."""
         driver = self._driver
-        assert self._connection is not None  # the driver has just used it
         if self._runs is None:
             from rollbridge.spark.source_task import CommitRuns
 
-            self._runs = CommitRuns(
-                kafka_client(self._connection.connection).log(),
-                self._connection.kafka.offsets,
-                driver.stream,
-                driver.view().config.group,
-            )
+            kafka = self._connected().kafka
+            self._runs = CommitRuns(kafka.log(), kafka.offsets, driver.stream, driver.view().config.group)
         self._runs.read(start)
         return self._runs
 
@@ -373,20 +384,18 @@ class _Reading(Prompt):
         """Read the ranges of a task, in the task."""
         from rollbridge.spark.source_task import read_portion, read_previews
 
-        connection = self._settings.shared.connection
-        match partition:
-            case Portion():
-                return read_portion(
-                    connection, partition, self._names, self._schema, fail=self._settings.fail_on_data_loss
-                )
-            case PreviewPortion():
-                return read_previews(connection, partition, self._names, self._schema)
-            case _:
-                return iter(())  # Spark's placeholder for no partition
+        settings = self._settings
+        wanted = settings.shared.connection, partition, self._names, self._schema
+        if isinstance(partition, Portion):
+            return read_portion(*wanted, fail=settings.fail_on_data_loss)
+        # Else Spark's placeholder for no partition.
+        return read_previews(*wanted) if isinstance(partition, PreviewPortion) else iter(())
 
 
-class BatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types are checked without PySpark
+class BatchReader(_StreamReading, DataSourceReader):  # type: ignore[misc]  # types are checked without PySpark
     """Reader of a batch, each segment in a task of its own; partitions are in the order of the lineage."""
+
+    kind = "batch"
 
     def partitions(self) -> list[InputPartition]:
         """Plan to read from one front to the other.
@@ -416,7 +425,7 @@ class BatchReader(_Reading, DataSourceReader):  # type: ignore[misc]  # types ar
             self._close()
 
 
-class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # as above
+class StreamReader(_StreamReading, DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]  # as above
     """Reader of a streaming query, in micro-batches that keep the order of every key's records across epochs.
 
     Raises, from methods that the driver calls:
@@ -425,8 +434,10 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         TruncatedError: records that were to be read have been deleted.
     """
 
-    def __init__(self, settings: SourceSettings, schema: StructType) -> None:
-        super().__init__(settings, schema)
+    kind = "streaming"
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(options, schema)
         self._target: tuple[EpochHistory, Mapping[SegmentId, int]] | None = None
         self._readable: StreamOffset | None = None
 
@@ -434,11 +445,6 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         """Return the offset at which a query without a checkpoint begins."""
         front = self._driver.start(self._settings.start)
         return self._offset(front, None).as_json()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit that the option ``maxRecordsPerTrigger`` sets."""
-        limit = self._settings.max_records
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note the present end of the stream: neither later records nor later epochs are read."""
@@ -481,9 +487,6 @@ class StreamReader(_Reading, DataSourceStreamReader, SupportsTriggerAvailableNow
         if self._runs is not None:
             front = StreamOffset.of_json(end).position.offsets
             self._runs.forget(covered(self._driver.view().history, front))
-
-    def stop(self) -> None:
-        self._close()
 
     def _checked(self, found: dict[str, Any]) -> StreamOffset:
         """Parse an offset of Spark's checkpoint, and check that it is of this stream."""

@@ -7,13 +7,14 @@ the same as in ``format("rollbridge")``. One task reads one range of the log, so
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from rollbridge.commitlog.control import ControlKind, ControlRecord, decode_control, peek_kind
 from rollbridge.consumer.transactions import log_offset
@@ -21,14 +22,10 @@ from rollbridge.errors import ConfigError, InvalidRequestError, NotFoundError
 from rollbridge.kafka.fetch import LogReader
 from rollbridge.kafka.metadata import Isolation
 from rollbridge.spark.planning import LogOffset
-from rollbridge.spark.settings import (
-    STREAM,
-    LogSettings,
-    read_log_settings,
-)
-from rollbridge.spark.source import DriverConnection, judge_loss
+from rollbridge.spark.settings import STREAM, Kind, LogSettings, read_log_settings
+from rollbridge.spark.source import SourceReader, judge_loss
 from rollbridge.spark.source_task import ReadTimeout
-from rollbridge.spark.worker import Prompt, kafka_client
+from rollbridge.spark.worker import kafka_client
 from rollbridge.stream.names import GroupName, StreamName
 from rollbridge.stream.positions import LogPosition
 
@@ -61,24 +58,6 @@ def schema(options: Mapping[str, str]) -> StructType:
     return _SCHEMA
 
 
-def batch_reader(options: Mapping[str, str], schema: StructType) -> TransactionsBatchReader:
-    """Return the reader of a batch.
-
-    Raises:
-        ConfigError: options are missing, wrong or unknown; all of them are named.
-    """
-    return TransactionsBatchReader(read_log_settings(options, "batch"), schema)
-
-
-def stream_reader(options: Mapping[str, str], schema: StructType) -> TransactionsStreamReader:
-    """Return the reader of a streaming query.
-
-    Raises:
-        ConfigError: options are missing, wrong or unknown; all of them are named.
-    """
-    return TransactionsStreamReader(read_log_settings(options, "streaming"), schema)
-
-
 class LogPortion(InputPartition):  # type: ignore[misc]  # types are checked without PySpark
     """Offsets ``start..end-1`` of a commit log; transactions without records in ``streams`` are left out, if any."""
 
@@ -90,26 +69,26 @@ class LogPortion(InputPartition):  # type: ignore[misc]  # types are checked wit
         self.streams = streams
 
 
-class _TransactionsReading(Prompt):
-    """Common part of both readers: connect when needed, plan the task, and read in it."""
+class _TransactionsReading(SourceReader[LogSettings]):
+    """Common part of both readers: plan the task, and read in it."""
 
-    def __init__(self, settings: LogSettings, schema: StructType) -> None:
+    kind: Kind
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        """Prepare.
+
+        Raises:
+            ConfigError: options or columns are wrong; all of them are named.
+        """
+        super().__init__(read_log_settings(options, self.kind), schema)
         faults = [name for name in schema.fieldNames() if name not in _SCHEMA.fieldNames()]
         if faults:
             raise ConfigError(
                 f"schema: there is no column {', '.join(faults)}; the columns are {_SCHEMA.simpleString()}"
             )
-        self._settings = settings
-        self._schema = schema
-        self._connection: DriverConnection | None = None
         self._identity: LogOffset | None = None
         self._reached = 0
         """Highest offset that the log has been seen to reach."""
-
-    def _connected(self) -> DriverConnection:
-        if self._connection is None:
-            self._connection = DriverConnection(self._settings.shared)
-        return self._connection
 
     def _here(self, offset: int) -> LogOffset:
         """Return an offset of the log with the identity of the log.
@@ -119,22 +98,21 @@ class _TransactionsReading(Prompt):
         """
         if self._identity is None:
             connection = self._connected()
-            group = self._group(connection)
+            group = self._group()
             if group not in connection.metadata.groups():
                 raise NotFoundError(f"there is no transaction group {group}: no stream was ever created in it")
             topic = group.commit_log_topic
             self._identity = LogOffset(
                 connection.cluster_id, str(connection.kafka.topics.topic_ids([topic])[topic]), LogPosition(group, 0)
             )
-        known = self._identity
-        return LogOffset(known.cluster, known.log_id, LogPosition(known.position.group, offset))
+        return replace(self._identity, position=replace(self._identity.position, offset=offset))
 
-    def _group(self, connection: DriverConnection) -> GroupName:
+    def _group(self) -> GroupName:
         if self._settings.group is not None:
             return self._settings.group
         found = {}
-        for name in self._streams(connection):
-            config = connection.metadata.stream(name)
+        for name in self._streams():
+            config = self._connected().metadata.stream(name)
             if config is None:
                 raise NotFoundError(f"stream {name} does not exist; nothing was read")
             found[str(name)] = config.group
@@ -142,8 +120,8 @@ class _TransactionsReading(Prompt):
             raise InvalidRequestError(f"{STREAM}: {found} are of several groups; each has a commit log of its own")
         return next(iter(found.values()))
 
-    def _streams(self, connection: DriverConnection) -> list[StreamName]:
-        return [connection.metadata.name_of(name) for name in self._settings.shared.names]
+    def _streams(self) -> list[StreamName]:
+        return [self._connected().metadata.name_of(name) for name in self._settings.shared.names]
 
     @property
     def _topic(self) -> str:
@@ -165,7 +143,7 @@ class _TransactionsReading(Prompt):
         begin = max(start, first)
         if begin >= end:
             return []
-        streams = frozenset(map(str, self._streams(self._connected())))
+        streams = frozenset(map(str, self._streams()))
         return [LogPortion(self._topic, begin, self._present(end), streams)]
 
     def _present(self, offset: int) -> int:
@@ -194,13 +172,14 @@ class _TransactionsReading(Prompt):
         return _read(reader, partition, self._schema)
 
     def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._identity = None
+        super()._close()
+        self._identity = None
 
 
 class TransactionsBatchReader(_TransactionsReading, DataSourceReader):  # type: ignore[misc]  # types are checked without PySpark
     """Reader of the transactions between two places of the commit log."""
+
+    kind = "batch"
 
     def partitions(self) -> list[InputPartition]:
         """Plan the one task, if there is anything to read.
@@ -224,18 +203,15 @@ class TransactionsStreamReader(_TransactionsReading, DataSourceStreamReader, Sup
         TruncatedError: the log has been truncated where it was to be read.
     """
 
-    def __init__(self, settings: LogSettings, schema: StructType) -> None:
-        super().__init__(settings, schema)
+    kind = "streaming"
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        super().__init__(options, schema)
         self._target: int | None = None
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the offset at which a query without a checkpoint begins."""
         return self._here(self._at(self._settings.start)).as_json()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit that the option ``maxRecordsPerTrigger`` sets."""
-        limit = self._settings.max_records
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """Note the present end of the log, at which the query ends."""
@@ -255,9 +231,6 @@ class TransactionsStreamReader(_TransactionsReading, DataSourceStreamReader, Sup
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Plan the task of a micro-batch."""
         return self._portions(self._checked(start), self._checked(end))
-
-    def stop(self) -> None:
-        self._close()
 
     def _end(self) -> int:
         return self._connected().kafka.offsets.end([self._topic], Isolation.READ_COMMITTED)[self._topic]

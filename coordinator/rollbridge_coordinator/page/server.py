@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from http import HTTPStatus
 from importlib.resources import files
-from typing import Final, Protocol
+from typing import Final
 
 from rollbridge.base.deadlines import Deadline
 from rollbridge.base.logs import limited, log_defect
@@ -51,6 +51,7 @@ from rollbridge_coordinator.page.admission import (
     read_wish,
 )
 from rollbridge_coordinator.page.documents import VERSION, Document, error_document
+from rollbridge_coordinator.page.sources import PageSources
 
 logger = logging.getLogger(__name__)
 guesses = limited(logger.getChild("guesses"))
@@ -90,42 +91,10 @@ TOO_MANY_TOKENS: Final = Dismissed(
 )
 
 
-class Sources(Protocol):
-    """Sources of answers."""
-
-    def overview(self) -> Document:
-        """Return the overview."""
-
-    def state(self) -> Document:
-        """Return the state of the whole cluster."""
-
-    def group(self, text: str) -> Document:
-        """Return a group."""
-
-    def last_hour(self, text: str) -> Document:
-        """Return its last hour."""
-
-    def stream(self, text: str) -> Document:
-        """Return a stream."""
-
-    def lineage(self, text: str) -> str:
-        """Return the picture of its epochs."""
-
-    def doctor(self) -> Document:
-        """Return the doctor's findings."""
-
-
-class Actions(Protocol):
-    """Executor of actions."""
-
-    def carry_out(self, wish: Wish, asker: str) -> Document:
-        """Carry one out, and return the result."""
-
-
 class PageServer(HttpService):
     """Server of the live page, which answers from its own threads while it is entered."""
 
-    def __init__(self, host: str, port: int, rules: Rules, sources: Sources, actions: Actions) -> None:
+    def __init__(self, host: str, port: int, rules: Rules, sources: PageSources, actions: PageActions) -> None:
         """Bind the address; entering the server begins to answer.
 
         Raises:
@@ -145,7 +114,7 @@ def load_assets() -> dict[Place, tuple[bytes, str]]:
 
 
 class _PageHttpServer(BoundHttpServer):
-    def __init__(self, host: str, port: int, rules: Rules, sources: Sources, actions: Actions) -> None:
+    def __init__(self, host: str, port: int, rules: Rules, sources: PageSources, actions: PageActions) -> None:
         self.rules = rules
         self.wrong_tokens = WrongTokens()
         self.sources = sources

@@ -219,64 +219,14 @@ class Counts:
         yield Sample(LOOP_LAG, (), self.loop_lag.copy())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Present:
-    """Present state of a gateway, in addition to its counters.
+def present(values: Mapping[Family, float | Histogram | Mapping[str, int] | None]) -> Iterator[Sample]:
+    """Yield the samples of what is not counted here: a value of each family, or one for each of its labels.
 
-    Attributes:
-        lease_age_s, lease_silence_s: Age of its lease in ZooKeeper, and time since that was written.
-        brokers: Number of brokers that it has a port for.
-        lacking: Rights that it has found missing.
-        certificate_until_s: End of its certificate, in seconds since 1970; 0 without one.
-        handovers: Of ids, by :data:`HANDOVERS`.
-        ended: Ended transactions by outcome.
-        savepoints, savepoint_failures: Waits for savepoints in seconds, and the number of failed ones.
+    None has no sample.
     """
-
-    name: str
-    version: str
-    is_healthy: bool
-    lease_age_s: float
-    lease_silence_s: float
-    leases_lost: int
-    gateways: int
-    brokers: int
-    lacking: int
-    certificate_until_s: float
-    connections_limit: int
-    ids_limit: int
-    under_way_limit: int
-    under_way: int
-    ids: int
-    open: int
-    handovers: Mapping[str, int]
-    taken_over: int
-    ended: Mapping[str, int]
-    savepoints: Histogram
-    savepoint_failures: int
-
-    def samples(self) -> Iterator[Sample]:
-        """Yield all of it."""
-        yield Sample(INFO, (self.name, self.version), 1)
-        yield Sample(HEALTHY, (), int(self.is_healthy))
-        yield Sample(LEASE_AGE, (), self.lease_age_s)
-        yield Sample(LEASE_SILENCE, (), self.lease_silence_s)
-        yield Sample(LEASES_LOST, (), self.leases_lost)
-        yield Sample(GATEWAYS, (), self.gateways)
-        yield Sample(BROKERS, (), self.brokers)
-        yield Sample(LACKING, (), self.lacking)
-        if self.certificate_until_s:
-            yield Sample(CERTIFICATE_UNTIL, (), self.certificate_until_s)
-        yield Sample(CONNECTIONS_LIMIT, (), self.connections_limit)
-        yield Sample(IDS_LIMIT, (), self.ids_limit)
-        yield Sample(UNDER_WAY_LIMIT, (), self.under_way_limit)
-        yield Sample(UNDER_WAY, (), self.under_way)
-        yield Sample(IDS, (), self.ids)
-        yield Sample(OPEN, (), self.open)
-        for way, times in sorted(self.handovers.items()):
-            yield Sample(HANDED_OVER, (way,), times)
-        yield Sample(TAKEN_OVER, (), self.taken_over)
-        yield Sample(SAVEPOINTS, (), self.savepoints)
-        yield Sample(SAVEPOINT_FAILURES, (), self.savepoint_failures)
-        for outcome, times in sorted(self.ended.items()):
-            yield Sample(ENDED, (outcome,), times)
+    for family, value in values.items():
+        if isinstance(value, Mapping):
+            for label, times in sorted(value.items()):
+                yield Sample(family, (label,), times)
+        elif value is not None:
+            yield Sample(family, (), value)

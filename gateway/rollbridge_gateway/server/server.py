@@ -29,12 +29,13 @@ from rollbridge_gateway.producer.procedures import Incoming
 from rollbridge_gateway.producer.writes import LeaderThreads, Producers
 from rollbridge_gateway.protocol.versions import Api
 from rollbridge_gateway.protocol.wire import LENGTH_BYTES, Head, MalformedError
+from rollbridge_gateway.server import metrics
 from rollbridge_gateway.server.cluster import Departure, Departures, Gateway, View, chosen
 from rollbridge_gateway.server.connection import ByteBudget, ClientConnection, serve
 from rollbridge_gateway.server.context import Homes, Listers
 from rollbridge_gateway.server.framing import FIRST_S, Closing, MessageStream, Pace
 from rollbridge_gateway.server.handlers import RequestHandler
-from rollbridge_gateway.server.metrics import Counts, Present
+from rollbridge_gateway.server.metrics import Counts
 from rollbridge_gateway.server.relay import BrokerGoneError, Brokers, BrokerWatch
 from rollbridge_gateway.server.topics import REFRESH_S, Topics
 from rollbridge_gateway.settings import GatewaySettings, split_address
@@ -547,29 +548,30 @@ class Server:
         """Yield all metrics."""
         register, producers, settings = self.register, self.producers, self.settings
         yield from self.counts.samples()
-        yield from Present(
-            name=settings.name,
-            version=__version__,
-            is_healthy=not self.faults(),
-            lease_age_s=register.life_s,
-            lease_silence_s=register.unwritten_s,
-            leases_lost=register.lives_lost,
-            gateways=len(self._gateways),
-            brokers=len(self._ports),
-            lacking=len(self._lacking),
-            certificate_until_s=self._certificate_until_ms / 1000,
-            connections_limit=settings.connections_max,
-            ids_limit=settings.ids_max,
-            under_way_limit=settings.under_way_bytes_max,
-            under_way=self.room.taken,
-            ids=len(producers),
-            open=producers.open,
-            handovers=dict(register.handovers),
-            taken_over=producers.takeovers,
-            ended=dict(producers.ends),
-            savepoints=producers.savepoints.copy(),
-            savepoint_failures=producers.savepoint_failures,
-        ).samples()
+        yield Sample(metrics.INFO, (settings.name, __version__), 1)
+        yield from metrics.present(
+            {
+                metrics.HEALTHY: int(not self.faults()),
+                metrics.LEASE_AGE: register.life_s,
+                metrics.LEASE_SILENCE: register.unwritten_s,
+                metrics.LEASES_LOST: register.lives_lost,
+                metrics.GATEWAYS: len(self._gateways),
+                metrics.BROKERS: len(self._ports),
+                metrics.LACKING: len(self._lacking),
+                metrics.CERTIFICATE_UNTIL: self._certificate_until_ms / 1000 or None,
+                metrics.CONNECTIONS_LIMIT: settings.connections_max,
+                metrics.IDS_LIMIT: settings.ids_max,
+                metrics.UNDER_WAY_LIMIT: settings.under_way_bytes_max,
+                metrics.UNDER_WAY: self.room.taken,
+                metrics.IDS: len(producers),
+                metrics.OPEN: producers.open,
+                metrics.HANDED_OVER: register.handovers,
+                metrics.TAKEN_OVER: producers.takeovers,
+                metrics.SAVEPOINTS: producers.savepoints.copy(),
+                metrics.SAVEPOINT_FAILURES: producers.savepoint_failures,
+                metrics.ENDED: producers.ends,
+            }
+        )
 
 
 def _name_of(api: int) -> str:

@@ -1,6 +1,6 @@
-"""What the examples of conditional writes share: a stream of their own, processes to kill, and an honest end.
+"""What demonstrations and examples share: streams of their own, processes to kill, and an exit code that is checked.
 
-They run against the cluster that ``make up`` has started, or the one that the environment names
+Examples run against the cluster that ``make up`` has started, or the one that the environment names
 (``ROLLBRIDGE_BOOTSTRAP_SERVERS`` and ``ROLLBRIDGE_ZOOKEEPER``).
 """
 
@@ -12,7 +12,8 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from multiprocessing.process import BaseProcess
 from typing import Final
 
@@ -33,13 +34,24 @@ class StuckError(RollbridgeError):
     code = "example-stuck"
 
 
+class Story:
+    """Prints lines with the time since its beginning."""
+
+    def __init__(self) -> None:
+        self._began_s = time.monotonic()
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        click.echo(f"{time.monotonic() - self._began_s:6.1f} s  {text}")
+
+
 def connect(name: str) -> rollbridge.Bridge:
-    """A client whose death is noticed within a second, so that its place is free for the process that replaces it."""
+    """Open a client whose death is noticed within a second, so that its place is free for its replacement."""
     return rollbridge.connect(client_name=name, options=rollbridge.ClientOptions(session_timeout_s=1.0))
 
 
 def new_stream(b: rollbridge.Bridge, stem: str) -> str:
-    """A stream of one segment that no other run of an example has; ``ROLLBRIDGE_EXAMPLES_SCOPE`` names its scope."""
+    """Create a stream of one segment with a name of its own, in the scope ``ROLLBRIDGE_EXAMPLES_SCOPE``."""
     stream = f"{os.environ.get('ROLLBRIDGE_EXAMPLES_SCOPE', 'examples')}/{stem}-{uuid.uuid4().hex[:8]}"
     b.admin.create_stream(stream)
     return stream
@@ -53,7 +65,7 @@ def start(main: Callable[..., None], *arguments: object) -> BaseProcess:
 
 
 def kill(process: BaseProcess) -> None:
-    """Kill it where it stands; return when it is gone."""
+    """SIGKILL a process; return when it is gone."""
     process.kill()
     process.join()
 
@@ -88,8 +100,14 @@ def _check_well(processes: Iterable[BaseProcess], what: str) -> None:
             raise StuckError(f"{what}: a process ended with {process.exitcode}")
 
 
+def longest_silence(times_s: Sequence[float], begin_s: float, end_s: float) -> float:
+    """Return the longest time between two moments in which nothing came."""
+    inside = [at for at in times_s if begin_s < at < end_s]
+    return max(later - before for before, later in pairwise([begin_s, *inside, end_s]))
+
+
 def check(what: str, holds: bool) -> bool:
-    """Say whether something holds; returns that."""
+    """Print and return whether something holds."""
     click.echo(f"  {'ok' if holds else 'WRONG'}: {what}")
     return holds
 
