@@ -19,6 +19,7 @@ from integration_tests.gateways import GatewayProcess
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
 from rollbridge.base.sn import ANY, EMPTY
+from rollbridge.client.transaction import writing_of
 from rollbridge.errors import CasWriteError, ConflictError, TransactionRefusedError
 from rollbridge.stream.keyspace import Partitioner, native_partition
 from rollbridge.stream.positions import ReadPosition
@@ -117,7 +118,7 @@ def test_open_transactions_of_ours_and_of_a_gateway_go_on_in_old_and_new_partiti
         taken_in(client, topic)
 
         def goes_everywhere() -> bool:
-            return len(ours.part_stream(topic).slots) == AFTER
+            return len(writing_of(ours).part_stream(topic).slots) == AFTER
 
         eventually(goes_everywhere, "the open transaction writes to all of them")
         for key in KEYS:
@@ -256,7 +257,7 @@ def test_an_expectation_of_a_key_that_has_moved_is_refused_with_its_reason(
     add_partitions(site, topic)
     taken_in(client, topic)
     with client.transaction(topic) as probe:
-        eventually(lambda: len(probe.part_stream(topic).slots) == AFTER, "this client knows")
+        eventually(lambda: len(writing_of(probe).part_stream(topic).slots) == AFTER, "this client knows")
     reason = f"is in partition {of_key(moved)} now and was in {of_key(moved, BEFORE)}"
     for expected in (first[moved], EMPTY):
         with pytest.raises(CasWriteError, match=f"525: .*{reason}") as refused:

@@ -190,12 +190,13 @@ def test_what_was_known_of_a_log_that_has_lost_its_end_and_grown_again_is_forgot
                 idle.write(b"k", b"no", expected=EMPTY, scope="key")
         assert idle.tail(b"k", scope="key") == first
         assert idle.tail() != first
-        log = KafkaClient(cluster.bootstrap_servers).offsets
+        kafka = KafkaClient(cluster.bootstrap_servers)
+        log = kafka.offsets
         assert log.end([TOPIC], Isolation.READ_UNCOMMITTED) == {TOPIC: 16}, "so far they know it"
         cluster.cut_log(TOPIC, 4)
         grow(site, [(b"k", b"theirs"), *[(b"other", b"new")] * (end - 5)])
         assert log.end([TOPIC], Isolation.READ_UNCOMMITTED) == {TOPIC: end}
-        log.close()
+        kafka.close()
         theirs = idle.tail(b"k", scope="key")
         assert theirs.dlsn is not None
         assert theirs.dlsn.offset == 4

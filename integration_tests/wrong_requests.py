@@ -174,8 +174,8 @@ def ask_wrongly(dialogue: Dialogue) -> None:
         dialogue.ask("where coordinators are", Api.FIND_COORDINATOR, 4, values)
     for name in ("", " "):
         dialogue.ask("a blank name", Api.FIND_COORDINATOR, 4, {"key_type": 1, "coordinator_keys": [name]})
-        values = {"transactional_id": name, "transaction_timeout_ms": 60_000, "producer_id": -1, "producer_epoch": -1}
-        dialogue.ask("a blank name", Api.INIT_PRODUCER_ID, 4, values)
+        begun = {"transaction_timeout_ms": 60_000, "producer_id": -1, "producer_epoch": -1}
+        dialogue.ask("a blank name", Api.INIT_PRODUCER_ID, 4, {"transactional_id": name, **begun})
     for v2 in (False, True):
         _pairs(dialogue, v2=v2)
         _names(dialogue, v2=v2)

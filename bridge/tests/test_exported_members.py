@@ -66,7 +66,7 @@ def test_the_public_names_are_these() -> None:
 
 WRITER = {"flush", "id", "number", "records", "streams", "write", "write_all"}
 OWNER = WRITER | {
-    "abort", "abort_async", "commit", "commit_async", "expect", "extend", "label", "rollback_to", "savepoint",
+    "abort", "abort_async", "commit", "commit_async", "expect", "extend", "label", "result", "rollback_to", "savepoint",
     "savepoint_async", "send_offsets",
 }  # fmt: skip
 

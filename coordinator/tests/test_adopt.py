@@ -367,15 +367,19 @@ def test_nothing_is_committed_to_a_topic_that_is_gone_or_another_one(scene: Scen
 @pytest.mark.parametrize("is_new", [False, True])
 def test_what_is_open_does_not_keep_a_topic_that_is_gone_from_being_released(scene: Scene, is_new: bool) -> None:
     """Producers that begin one transaction after the other would never let it be."""
+
+    def is_open(transaction: TransactionId) -> bool:
+        return scene.leader.group is not None and transaction.bytes in scene.leader.group.fold.open
+
     began = scene.open()
-    scene.until(lambda: began[1].bytes in scene.leader.group.fold.open)
+    scene.until(lambda: is_open(began[1]))
     assert scene.release().code == "stream-busy"
     scene.world.lose(TOPIC)
     if is_new:
         scene.world.create(TOPIC, PARTITIONS)
     scene.until(lambda: scene.fault() == (TOPIC_RECREATED if is_new else TOPIC_DELETED))
     late = scene.open()
-    scene.until(lambda: late[1].bytes in scene.leader.group.fold.open)
+    scene.until(lambda: is_open(late[1]))
     assert scene.release().ok
     for transaction in (began, late):
         ended = scene.ended(transaction[1])

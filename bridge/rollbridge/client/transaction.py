@@ -403,6 +403,10 @@ class Transaction(RecordWriter[OwnerWriting]):
         self._writing.abort(reason)
         return AbortFuture(self._writing)
 
+    def result(self) -> CommitResult:
+        """Return the answer to the commit of a settled transaction, or raise its error."""
+        return self._writing.result()
+
     def __enter__(self) -> Transaction:
         return self
 
