@@ -275,7 +275,7 @@ def test_what_bob_does_with_his_counter_is_set_right_and_hurts_nobody_else(
             used.append(commit(alice, ORDERS))
         for forged in ((1 << 96) - 1, used[-1].counter + 10_000_000, used[0].counter + (1 << 39)):
             plan = bob._planner.plan((LEDGER,), None, None, None)
-            transaction = Transaction(OwnerWriting(bob._runtime, plan, forged))
+            transaction = Transaction(OwnerWriting.begun(bob._runtime, plan, forged))
             transaction.write(LEDGER, key=b"k", value=b"forged")
             with pytest.raises(TransactionAbortedError, match="not given out"):
                 transaction.commit()

@@ -104,8 +104,8 @@ class RawStretch(NamedTuple):
     high_watermark: int
 
 
-class FetchOptions(TypedDict, total=False):
-    """Options of :meth:`LogReader.fetch_raw`."""
+class FetchBounds(TypedDict, total=False):
+    """Bounds of one :meth:`LogReader.fetch_raw`."""
 
     wait_ms: int
     partition: int
@@ -190,7 +190,7 @@ class LogReader:
         if held is not None:
             self._clusters.give_back(held)
 
-    def fetch(self, topic: str, offset: int, **options: Unpack[FetchOptions]) -> Stretch:
+    def fetch(self, topic: str, offset: int, **options: Unpack[FetchBounds]) -> Stretch:
         """Fetch from ``offset`` on, up to the last stable offset and about ``max_bytes``.
 
         Return an empty stretch after ``wait_ms`` if nothing is there. ``last_epoch`` is the leader epoch of the record
