@@ -31,9 +31,9 @@ def test_a_topic_of_which_the_leader_has_not_heard_yet_is_adopted(
     name, ask = unique_name("shop.new"), client.admin._ask
     refused: list[NotFoundError] = []
 
-    def spied(*arguments: Any) -> AdminAnswer:
+    def spied(*arguments: Any, **more: Any) -> AdminAnswer:
         try:
-            return ask(*arguments)
+            return ask(*arguments, **more)
         except NotFoundError as fault:
             refused.append(fault)
             if len(refused) == 1:

@@ -44,8 +44,8 @@ SAMPLES: dict[str, object] = {
     "ErrorCode": ErrorCode.not_controller,
     "Meaning": next(iter(Meaning)),
     "AnyEffect": ReadNodes(["/a"]),
-    "Step": Step.BEGIN,
     "KafkaFault": KafkaFault.GAP,
+    "KafkaFault | Step": Step.BEGIN,
     "object": "what programs read",
 }
 """An argument of each type that a constructor takes; a new type needs one here."""

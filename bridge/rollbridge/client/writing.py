@@ -1103,7 +1103,7 @@ class OwnerWriting(Writing):
             order: Position of an end among those of the connection.
             part: Whose frame it is; by default the present part's.
             known: Of a BEGIN frame with which a stream joins: how many there were before.
-            former: Of a BEGIN frame with which this owner goes on under another part number: the one before.
+            former: Of a BEGIN frame with which this owner continues under another part number: the one before.
         """
         epoch = self.plan.begin.client_epoch
         fields = (known, former + 1, 0) if order is None else order.fields()
