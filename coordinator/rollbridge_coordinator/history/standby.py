@@ -23,7 +23,6 @@ from rollbridge.buffer.replay import BufferPlace, log_start
 from rollbridge.buffer.snapshot_topic import SnapshotReader
 from rollbridge.errors import KafkaUnavailableError, RollbridgeError, ZooKeeperUnavailableError
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.offsets import PartitionLike
 from rollbridge.metadata import paths
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
@@ -192,8 +191,7 @@ class Standby(threading.Thread):
         log_end = self._kafka.offsets.end([log])[log]  # before those of the buffers
         reader = SnapshotReader(self._kafka, self._group.scope)
         found = [item for config in configs for item in reader.of(config)]
-        wanted: list[PartitionLike] = [*(item.partition for item in found), log]
-        starts = self._kafka.offsets.first(wanted)
+        starts = self._kafka.offsets.first([*(item.partition for item in found), (log, 0)])
         places = {
             item.partition: BufferPlace(
                 item.stream.buffer_topic_id,
