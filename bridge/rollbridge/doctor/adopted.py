@@ -134,9 +134,7 @@ def retentions(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _anew(topic: str) -> str:
-    return (
-        f"rollbridge stream release {topic}, which ends what is open as aborted; then rollbridge stream adopt {topic}"
-    )
+    return f"rollbridge stream release {topic}, and rollbridge stream adopt {topic}; what is open ends as aborted"
 
 
 def _claim(facts: ClusterFacts, topic: str, owners: Sequence[str]) -> Iterator[Finding]:
