@@ -508,7 +508,9 @@ def _open_natives(
     cluster: Cluster, topics: Sequence[TopicDescription], unreached: Collection[int]
 ) -> Iterator[OpenNative]:
     """Yield the native transactions open on topics, as the leaders of their partitions know them: one request each."""
-    cluster.learn([topic.name for topic in topics])
+    names = [topic.name for topic in topics]
+    cluster.expire(names)  # what the client knows may be of before a broker was lost
+    cluster.learn(names)
     by_leader: dict[int, dict[str, list[int]]] = {}
     for topic in topics:
         for number, leader in cluster.leaders(topic.name).items():
