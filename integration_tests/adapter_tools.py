@@ -18,7 +18,7 @@ from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.base.deadlines import Deadline
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.metadata import CoordinatorType, Isolation
-from rollbridge.kafka.offsets import PartitionLike
+from rollbridge.kafka.offsets import P
 from rollbridge.kafka.records import BatchBuilder, Compression
 
 # Of today: brokers delete what is older than a week by its own timestamp.
@@ -115,9 +115,7 @@ def read_values(
     return [message.value() for message in messages]
 
 
-def await_settled(
-    bootstrap_servers: str, partitions: Iterable[PartitionLike], *, timeout_s: float = PATIENCE_S
-) -> None:
+def await_settled(bootstrap_servers: str, partitions: Iterable[P], *, timeout_s: float = PATIENCE_S) -> None:
     """Return once no native transaction is open on any of the partitions."""
     places = list(partitions)
     offsets = KafkaClient(bootstrap_servers).offsets

@@ -124,9 +124,10 @@ def test_ends_and_truncation(
 ) -> None:
     kafka.topics.create_topics([TopicSpec(name=topic_prefix, partitions=2)])
     appender.append([(topic_prefix, 1, batch_of([b"a", b"b", b"c"]))])
-    places: list[str | tuple[str, int]] = [topic_prefix, (topic_prefix, 1)]
-    assert kafka.offsets.end(places) == {topic_prefix: 0, (topic_prefix, 1): 3}
-    assert kafka.offsets.end(places, Isolation.READ_COMMITTED) == {topic_prefix: 0, (topic_prefix, 1): 0}
+    places = [(topic_prefix, 0), (topic_prefix, 1)]
+    assert kafka.offsets.end(places) == {(topic_prefix, 0): 0, (topic_prefix, 1): 3}
+    assert kafka.offsets.end(places, Isolation.READ_COMMITTED) == dict.fromkeys(places, 0)
+    assert kafka.offsets.end([topic_prefix]) == {topic_prefix: 0}
     appender.commit()
     assert kafka.topics.delete_records({(topic_prefix, 1): 2}) == {(topic_prefix, 1): 2}
     # Deleting less than has been deleted changes nothing.

@@ -840,8 +840,8 @@ class Admin:
                 self._forget(request.stream)
         if not answer.ok:
             if is_new_group:  # only a leader can answer, so the group was made before
-                written = f"nothing was written but group {group}, which is new, and stays without streams"
-                answer = replace(answer, message=answer.message.replace("nothing was written", written))
+                written = f"group {group}, which was created for this, stays without streams"
+                answer = replace(answer, message=f"{answer.message}; {written}")
             raise refusal(answer, request.transaction)
         return answer
 

@@ -255,6 +255,7 @@ def gather(settings: ConnectionSettings, client: KafkaClient) -> ClusterFacts:
     """
     kafka = client.named(DOCTORS_ID)
     with ZooKeeperSession.of(settings) as session, kafka.cluster() as cluster:
+        cluster.forget()  # what the client knows may be of before a broker was lost
         topics = kafka.topics
         view = view_cluster(cluster, _ANSWER_S)
         metadata = Metadata(session)
@@ -508,9 +509,7 @@ def _open_natives(
     cluster: Cluster, topics: Sequence[TopicDescription], unreached: Collection[int]
 ) -> Iterator[OpenNative]:
     """Yield the native transactions open on topics, as the leaders of their partitions know them: one request each."""
-    names = [topic.name for topic in topics]
-    cluster.expire(names)  # what the client knows may be of before a broker was lost
-    cluster.learn(names)
+    cluster.learn(topic.name for topic in topics)
     by_leader: dict[int, dict[str, list[int]]] = {}
     for topic in topics:
         for number, leader in cluster.leaders(topic.name).items():

@@ -164,9 +164,8 @@ def _unavailable(topic: str, message: str) -> KafkaUnavailableError:
 
 _NONE: Final = -1
 
-# A topic or, where it has several partitions, one of them; a bare name means partition 0.
-PartitionLike = str | Partition
-P = TypeVar("P", str, Partition, PartitionLike)
+P = TypeVar("P", str, Partition)
+"""Partition, or in its place a topic, which means partition 0; one call takes the one or the other."""
 
 
 class Asker:
@@ -240,7 +239,7 @@ class LogOffsets(Asker):
         return {keys[partition]: offset for partition, offset in found.items()}
 
 
-def address_of(place: PartitionLike) -> Partition:
+def address_of(place: str | Partition) -> Partition:
     """Return the topic and partition that are meant."""
     return (place, 0) if isinstance(place, str) else place
 

@@ -43,7 +43,7 @@ from rollbridge.errors import ConflictError, KafkaUnavailableError, RollbridgeEr
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import is_definite, refusal
 from rollbridge.kafka.metadata import Broker, Cluster, CodeError, LeaderQuestion, ask_leaders, of_partitions
-from rollbridge.kafka.offsets import Asker, P, PartitionLike, address_of
+from rollbridge.kafka.offsets import Asker, P, address_of
 from rollbridge.kafka.seal import SEALED, SEALING_ID, Sealer
 from rollbridge.stream.names import Partition
 
@@ -589,14 +589,14 @@ class TopicAdmin(Asker):
                 found[name] = _listed(differences) if differences else "none of its brokers is there"
         return found
 
-    def delete_records(self, before: Mapping[PartitionLike, int]) -> dict[PartitionLike, int]:
+    def delete_records(self, before: Mapping[P, int]) -> dict[P, int]:
         """Delete the records below the given offsets; return the new first offsets, at least those asked for.
 
         Raises:
             NotFoundError: A topic does not exist.
             InvalidRequestError: An offset is beyond the high watermark.
         """
-        keys = {address_of(partition): partition for partition in before}
+        keys: dict[Partition, P] = {address_of(partition): partition for partition in before}
         if not keys:
             return {}
         with self._asking() as (cluster, deadline):
