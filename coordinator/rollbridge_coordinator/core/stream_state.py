@@ -5,26 +5,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from rollbridge.base.effects import Steps
 from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.buffer.frames import BUFFER_OVERHEAD_BYTES, buffer_partition
 from rollbridge.commitlog.control import CONTROL_RECORD_BYTES_MAX
+from rollbridge.errors import CorruptDataError, InvalidRequestError
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import StreamFault
 from rollbridge.metadata.journal import DELETED, is_deleted, streams_of
-from rollbridge.metadata.records import Mark, Truncation
+from rollbridge.metadata.records import Mark, RetentionMarks, Truncation
 from rollbridge.stream.config import RECORD_BYTES_MAX_DEFAULT, StreamConfig
 from rollbridge.stream.config import StreamState as Lifecycle
 from rollbridge.stream.epochs import EpochHistory, EpochRecord
 from rollbridge.stream.late import LateNotes
 from rollbridge.stream.names import GroupName, Partition, StreamName
 from rollbridge.stream.segment_graph import Segment
-from rollbridge_coordinator.core.bookkeeping import ByteCounter
-from rollbridge_coordinator.core.effects import TopicCreation
+from rollbridge_coordinator.core.bookkeeping import ByteCounter, marks_within
+from rollbridge_coordinator.core.effects import ReadNodes, TopicCreation, read_children
 from rollbridge_coordinator.streams.scaling_policy import ScalingState
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -98,6 +103,39 @@ class Unled:
     """True if its buffer is definitely lost, so that its open transactions can never be committed."""
     is_watched: bool = True
     """True if a check can show that it works again; otherwise only the next leader tries to read it."""
+
+
+def load_stream(config: StreamConfig) -> Steps[LedStream]:
+    """Read the state of a stream from ZooKeeper.
+
+    Raises:
+        CorruptDataError: the epochs of the stream are missing, or a node is damaged.
+    """
+    name = config.name
+    numbers = yield from read_children(paths.epochs(name))
+    records = yield from ReadNodes([f"{paths.epochs(name)}/{number}" for number in numbers])
+    nodes = yield from ReadNodes([paths.truncation(name), paths.retention(name), paths.late(name)])
+    raw, marks = nodes[paths.truncation(name)], nodes[paths.retention(name)]
+    truncation = Truncation() if raw is None else Truncation.from_json(raw)
+    epochs = {path: EpochRecord.from_json(value) for path, value in records.items() if value is not None}
+    for path, record in epochs.items():
+        if path != paths.epoch(name, record.epoch):
+            raise CorruptDataError(f"{path} holds epoch {record.epoch}")
+    try:
+        history = truncation.history_of(epochs.values())
+    except InvalidRequestError as fault:
+        raise CorruptDataError(f"the epochs of stream {name} do not belong together: {fault}") from fault
+    if history is None:
+        raise CorruptDataError(f"the epochs of stream {name} are not in ZooKeeper: restore it from a backup")
+    late = nodes[paths.late(name)]
+    notes = LateNotes() if late is None else LateNotes.from_json(late)
+    stream = LedStream(config, history, truncation.removing, late=notes)
+    try:
+        if marks is not None:
+            stream.marks = marks_within(history, list(RetentionMarks.from_json(marks).marks))
+    except CorruptDataError as fault:  # they are reset, and more is kept for a while
+        logger.warning('retention.marks-damaged node=%s reason="%s"', paths.retention(name), fault)
+    return stream
 
 
 # Journal

@@ -79,7 +79,7 @@ from rollbridge_coordinator.core.effects import (
     read_node,
 )
 from rollbridge_coordinator.core.state import GroupState
-from rollbridge_coordinator.core.stream_state import LedStream, buffer_topic_spec, segment_topic_spec
+from rollbridge_coordinator.core.stream_state import LedStream, buffer_topic_spec, load_stream, segment_topic_spec
 from rollbridge_coordinator.core.waits import StaleStateError
 from rollbridge_coordinator.history.journal import note_deletion
 from rollbridge_coordinator.history.snapshots import clear_snapshots
@@ -93,7 +93,7 @@ from rollbridge_coordinator.streams.adopt import (
     unclaim,
 )
 from rollbridge_coordinator.streams.pending_changes import take_out, without_stream
-from rollbridge_coordinator.streams.retention import load_stream, save
+from rollbridge_coordinator.streams.retention import save
 from rollbridge_coordinator.streams.unled import end_of_stream, mended_nodes
 
 BUFFER_PARTITIONS_MAX = 256

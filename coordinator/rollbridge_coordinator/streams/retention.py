@@ -23,7 +23,7 @@ from typing import Final
 
 from rollbridge.base.effects import Steps
 from rollbridge.base.ids import SegmentId
-from rollbridge.errors import ConflictError, CorruptDataError, InvalidRequestError, UnavailableError
+from rollbridge.errors import ConflictError, InvalidRequestError, UnavailableError
 from rollbridge.metadata import paths
 from rollbridge.metadata.records import (
     CheckNode,
@@ -36,14 +36,13 @@ from rollbridge.metadata.records import (
     Truncation,
 )
 from rollbridge.metadata.requests import AdminAnswer, AdminRequest
-from rollbridge.stream.config import FOREVER, Retention, StreamConfig, header_form, record_times
+from rollbridge.stream.config import FOREVER, Retention, header_form, record_times
 from rollbridge.stream.config import StreamState as Lifecycle
-from rollbridge.stream.epochs import EpochHistory, EpochRecord
-from rollbridge.stream.late import LateNotes
+from rollbridge.stream.epochs import EpochHistory
 from rollbridge.stream.names import Partition
 from rollbridge.stream.truncation import Floors, consistent, floors_of, lower, read_by_group, removable
 from rollbridge_coordinator.commit.refusals import apart
-from rollbridge_coordinator.core.bookkeeping import is_mark_due, marks_that_fit, marks_within, place_to_truncate
+from rollbridge_coordinator.core.bookkeeping import is_mark_due, marks_that_fit, place_to_truncate
 from rollbridge_coordinator.core.effects import (
     DeleteRecords,
     DeleteTopics,
@@ -51,12 +50,10 @@ from rollbridge_coordinator.core.effects import (
     EffectRefusedError,
     GroupCommits,
     Now,
-    ReadNodes,
     StableEnds,
     StartOffsets,
     TopicIds,
     Write,
-    read_children,
     read_node,
 )
 from rollbridge_coordinator.core.state import GroupState
@@ -155,39 +152,6 @@ def update_stream(group: GroupState, stream: LedStream, name: str, request: Admi
     if written:
         group.metrics.note_answer(request.kind, ok=True)
         stream.config = config
-
-
-def load_stream(config: StreamConfig) -> Steps[LedStream]:
-    """Read the state of a stream from ZooKeeper.
-
-    Raises:
-        CorruptDataError: the epochs of the stream are missing, or a node is damaged.
-    """
-    name = config.name
-    numbers = yield from read_children(paths.epochs(name))
-    records = yield from ReadNodes([f"{paths.epochs(name)}/{number}" for number in numbers])
-    nodes = yield from ReadNodes([paths.truncation(name), paths.retention(name), paths.late(name)])
-    raw, marks = nodes[paths.truncation(name)], nodes[paths.retention(name)]
-    truncation = Truncation() if raw is None else Truncation.from_json(raw)
-    epochs = {path: EpochRecord.from_json(value) for path, value in records.items() if value is not None}
-    for path, record in epochs.items():
-        if path != paths.epoch(name, record.epoch):
-            raise CorruptDataError(f"{path} holds epoch {record.epoch}")
-    try:
-        history = truncation.history_of(epochs.values())
-    except InvalidRequestError as fault:
-        raise CorruptDataError(f"the epochs of stream {name} do not belong together: {fault}") from fault
-    if history is None:
-        raise CorruptDataError(f"the epochs of stream {name} are not in ZooKeeper: restore it from a backup")
-    late = nodes[paths.late(name)]
-    notes = LateNotes() if late is None else LateNotes.from_json(late)
-    stream = LedStream(config, history, truncation.removing, late=notes)
-    try:
-        if marks is not None:
-            stream.marks = marks_within(history, list(RetentionMarks.from_json(marks).marks))
-    except CorruptDataError as fault:  # they are reset, and more is kept for a while
-        logger.warning('retention.marks-damaged node=%s reason="%s"', paths.retention(name), fault)
-    return stream
 
 
 def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:

@@ -59,11 +59,10 @@ from rollbridge_coordinator.core.effects import (
     read_children,
 )
 from rollbridge_coordinator.core.state import GroupState
-from rollbridge_coordinator.core.stream_state import Doomed, LedStream, Unled, buffer_topic_spec
+from rollbridge_coordinator.core.stream_state import Doomed, LedStream, Unled, buffer_topic_spec, load_stream
 from rollbridge_coordinator.core.waits import LEADERLESS, StaleStateError
 from rollbridge_coordinator.history.commit_log import keep_emptied, may_have_ended
 from rollbridge_coordinator.streams.pending_changes import take_out
-from rollbridge_coordinator.streams.retention import load_stream
 
 logger = logging.getLogger(__name__)
 
