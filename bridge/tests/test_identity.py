@@ -122,7 +122,7 @@ def test_a_block_is_given_up_after_a_day_used_up_or_not(monkeypatch: pytest.Monk
 GROUP, OTHER = GroupName("sales"), GroupName("stock")
 
 
-@dataclass
+@dataclass(eq=False)
 class Pending:
     """A transaction whose commit was asked for."""
 

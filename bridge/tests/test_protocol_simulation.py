@@ -7,6 +7,7 @@ two frames that are handed over, as on a thread that is faster. ``run(seed)`` re
 from __future__ import annotations
 
 import random
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -22,7 +23,9 @@ from rollbridge.buffer.frames import FrameKind, unpack_bundle, unpack_header
 from rollbridge.client.protocol import ENDS, Due, EndAction, EndEvent, EndState, TransactionProtocol
 from rollbridge.client.savepoints import SavepointFuture
 from rollbridge.client.sender import Delivered, Undelivered
+from rollbridge.client.sessions import TELL_EVERY_S
 from rollbridge.client.transaction import Transaction
+from rollbridge.client.writing import OwnerWriting
 from rollbridge.commitlog.control import EXPIRED, ControlKind
 from rollbridge.errors import BackpressureError, IncompleteError, RollbridgeError
 
@@ -198,6 +201,14 @@ class World:
             transaction._writing.ask_again(transaction._writing._asked.order)
             self.is_repeating = False
 
+    def allow(self) -> None:
+        """Refuse nothing any more, and let the housekeeping thread look twice, long after."""
+        self.faults, self.is_repeating = 0.0, True
+        for times in (1, 2):
+            for line in list(self.bench.runtime.commits._in_flight._lines.values()):
+                line.look(time.monotonic() + times * 2 * TELL_EVERY_S)
+            self.deliver_all()
+
     def outcome(self, transaction: Transaction) -> None:
         """It is over: its lease ended, or a newer session has it, or this process is a fork."""
         self.is_over = True
@@ -245,7 +256,11 @@ def run(seed: int) -> str:
         assert protocol.state is EndState.COMMITTING, "a commit that nothing stands against is given up"
     if protocol.state is EndState.COMMITTING:
         assert FrameKind.COMMIT in arrived, "the commit is taken for sent, and is not there"
-    return str(protocol.state.value)
+    state = str(protocol.state.value)
+    world.allow()
+    if completion.key in world.bench.outcomes.waiting:
+        assert not set(ENDING).isdisjoint(world.buffer), "it is open until its lease ends, though brokers take its end"
+    return state
 
 
 def test_ends_are_sent_when_they_may_be() -> None:
@@ -291,6 +306,10 @@ def _forgets_unsent_savepoints(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TransactionProtocol, "due", due)
 
 
+def _aborts_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(OwnerWriting, "abort_again", lambda self: setattr(self.completion, "is_missing", False))
+
+
 def _row(state: EndState, event: EndEvent, *step: Any) -> Callable[[pytest.MonkeyPatch], None]:
     return lambda patch: patch.setitem(cast("Any", ENDS), (state, event), step)
 
@@ -300,6 +319,7 @@ MUTANTS: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "held-for-ever": _holds_for_ever,
     "knows-no-faults": _knows_no_faults,
     "forgets-unsent-savepoints": _forgets_unsent_savepoints,
+    "aborts-once": _aborts_once,
     "asked-once": _row(EndState.COMMITTING, EndEvent.UNSENT, EndState.COMMITTING, EndAction.NOTHING),
     "refused-and-left": _row(EndState.COMMITTING, EndEvent.REFUSED, EndState.COMMITTING, EndAction.NOTHING),
     "sent-before-its-time": _row(EndState.HELD, EndEvent.MISSED, EndState.COMMITTING, EndAction.COMMIT),

@@ -128,6 +128,9 @@ class Streams:
     def view(self, stream: str) -> Streams:
         return self
 
+    def has_lost(self, route: Route) -> bool:
+        return False
+
     def find(self, name: str) -> str | None:
         return name if "/" in name else None
 

@@ -92,7 +92,10 @@ ENDS: Final[Mapping[tuple[EndState, EndEvent], _Step]] = {
         UNSENT=(EndState.OPEN, EndAction.NOTHING),
         MISSED=(EndState.ABORTING, EndAction.ABORT),
     ),
-    **_row(EndState.TAKEN_BACK),
+    **_row(
+        EndState.TAKEN_BACK,
+        MISSED=(EndState.TAKEN_BACK, EndAction.ABORT),
+    ),
     **_row(EndState.GIVEN_UP),
     **_row(EndState.ENDED),
 }

@@ -426,6 +426,8 @@ TELL_AGAIN_S: Final = 1.0
 """Seconds for which the first commit in flight has had no answer before its frame is sent once more."""
 TELL_EVERY_S: Final = 60.0
 """Seconds after which it is sent yet again, in case the buffer was emptied by hand."""
+ABORT_EVERY_S: Final = 5.0
+"""Seconds after which an abort that was refused is sent again."""
 DOUBT_EVERY_S: Final = 10.0
 """Seconds after which its leader is asked about it: an emptied commit log makes it forget the transaction."""
 
@@ -439,11 +441,11 @@ class PendingEnd(Protocol):
         ...
 
     def ask_again(self, order: CommitOrder) -> bool:
-        """Send its COMMIT frame once more, with this order; return False if that was not possible."""
+        """Send the frame of its end once more, a commit with this order; return False if that was not possible."""
         ...
 
     def abort_again(self) -> None:
-        """Send its ABORT frame once more."""
+        """Send its ABORT frame once more, unless its outcome is known."""
         ...
 
     def is_stranded(self) -> bool:
@@ -501,24 +503,29 @@ class AskedCommit:
 
 
 class AskedAbort:
-    """Abort that was asked for: its leader is asked about it now and then, as about a commit."""
+    """Abort that was asked for: its leader is asked about it now and then, as about a commit.
 
-    __slots__ = ("_doubted_s", "_in_flight", "_transaction")
+    One whose frame a broker has refused is sent again, at intervals: what forbids it may pass long before its lease.
+    """
+
+    __slots__ = ("_doubted_s", "_in_flight", "_told_s", "_transaction")
 
     def __init__(self, transaction: PendingEnd, in_flight: CommitsInFlight) -> None:
         self._transaction = transaction
         self._in_flight = in_flight
         self._doubted_s = time.monotonic()
-        in_flight.add(self)
+        self._told_s = -math.inf
 
     def look(self, now: float) -> None:
         """See :meth:`AskedCommit.look`."""
         transaction = self._transaction
-        if transaction.completion.settled:
-            self._in_flight.remove(self)
-            return
         if transaction.completion.is_missing:
-            transaction.abort_again()
+            if now - self._told_s > ABORT_EVERY_S:
+                self._told_s = now
+                transaction.abort_again()
+        elif transaction.completion.settled:
+            self._in_flight.remove(transaction)
+            return
         if now - self._doubted_s > DOUBT_EVERY_S:
             self._doubted_s = now
             transaction.doubt()
@@ -528,13 +535,18 @@ class CommitsInFlight:
     """Lines of commit numbers in which something may be in flight, and aborts, of all clients of one connection."""
 
     def __init__(self) -> None:
-        self._lines: dict[SessionCommitNumbers | AskedAbort, None] = {}
+        self._lines: dict[SessionCommitNumbers | PendingEnd, SessionCommitNumbers | AskedAbort] = {}
 
-    def add(self, line: SessionCommitNumbers | AskedAbort) -> None:
-        """Note that an end was asked for; a line's lock is held."""
-        self._lines[line] = None
+    def add(self, line: SessionCommitNumbers) -> None:
+        """Note that a commit was asked for; the line's lock is held."""
+        self._lines[line] = line
 
-    def remove(self, line: SessionCommitNumbers | AskedAbort) -> None:
+    def abort(self, transaction: PendingEnd) -> None:
+        """Look after an abort that was asked for; one is looked after once."""
+        if transaction not in self._lines:
+            self._lines[transaction] = AskedAbort(transaction, self)
+
+    def remove(self, line: SessionCommitNumbers | PendingEnd) -> None:
         """Note that nothing of it is in flight; a line's lock is held."""
         self._lines.pop(line, None)
 
@@ -545,7 +557,7 @@ class CommitsInFlight:
     def look(self) -> None:
         """Look at each; called on the housekeeping thread."""
         now = time.monotonic()
-        for line in list(self._lines):
+        for line in list(self._lines.values()):
             line.look(now)
 
 
@@ -616,7 +628,7 @@ class CommitNumbers:
 
     def abort(self, transaction: PendingEnd) -> None:
         """Look after an abort that was asked for."""
-        AskedAbort(transaction, self._in_flight)
+        self._in_flight.abort(transaction)
 
     def of(self, group: GroupName, epoch: int) -> SessionCommitNumbers:
         """Return the commit numbers of a session in a group.

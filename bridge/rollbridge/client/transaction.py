@@ -455,9 +455,12 @@ class Transaction(RecordWriter[OwnerWriting]):
         if future.done():  # decided while its leader was asked
             return self._ask(lambda: future, 0, requested_end)
         when = "that is over" if found.is_read else "its leader reads that"
+        why = found.why or "its leader is at work"
+        if (failure := self._writing.completion.failure) is not None:
+            why = f"{failure}; an abort is sent until it is taken ({why})"
         unknown = OutcomeUnknownError(
             f"the {requested_end} of transaction {self.id} was asked for, but not answered within {timeout_s:g} s: "
-            f"{found.why or 'its leader is at work'}; it is carried out once {when}, unless a newer session of this "
+            f"{why}; it is carried out once {when}, unless a newer session of this "
             "client begins before: ask again to learn the outcome",
             transaction=str(self.id),
         )

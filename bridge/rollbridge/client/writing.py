@@ -964,23 +964,29 @@ class OwnerWriting(Writing):
             )
 
     def ask_again(self, order: CommitOrder) -> bool:
-        """Send the COMMIT frame once more, which only updates what the leader knows of the commit order.
+        """Send the frame of the end once more; a COMMIT only updates what the leader knows of the commit order.
 
-        Return False if the first one is held, so that this one would come too soon, or was taken back.
+        Return False if the first one is held, so that this one would come too soon.
         """
         with self.lock:
             with self.turn:
-                if self.protocol.step(EndEvent.MISSED) is not EndAction.COMMIT:
-                    return False
+                action = self.protocol.step(EndEvent.MISSED)
+            if action is EndAction.ABORT:
+                self.abort_again()
+            if action is not EndAction.COMMIT:
+                return action is EndAction.ABORT
             key = self._key_of(FrameKind.COMMIT, order)
             self.runtime.sender.send_soon(*self.buffers[0], key, self._encode_manifest(self.pieces), _ignore)
             self.completion.is_missing = False
         return True
 
     def abort_again(self) -> None:
-        """Send the ABORT frame once more."""
-        self.completion.is_missing = False
-        self._send_abort_soon("client")
+        """Send the ABORT frame once more, unless the outcome is known."""
+        completion = self.completion
+        completion.is_missing = False
+        if completion.key in self.runtime.outcomes.waiting and not self.is_stranded():
+            is_asked = completion.failure is None or self.protocol.asked is EndEvent.ABORT
+            self._send_abort_soon("client" if is_asked else f"incomplete: {completion.failure}")
 
     def doubt(self) -> None:
         """Have the leader asked what has become of its end, unless it cannot have heard of it: that is still sent."""
@@ -1030,10 +1036,11 @@ class OwnerWriting(Writing):
             with self.turn:
                 self.protocol.abort()
             try:
+                delivered = partial(self._asked_abort_delivered, not self.protocol.sent[0])
                 if self.outbox is None:
-                    self.emit(0, key, value)
+                    self.runtime.sender.send(*self.buffers[0], key, value, delivered)
+                    self.protocol.sent[0] += 1
                 else:
-                    delivered = self._delivered if self.protocol.sent[0] else self._first_delivered
                     self._send_with_outbox(key, value, delivered, data=False)
             except BaseException:
                 self._take_back()
@@ -1090,7 +1097,8 @@ class OwnerWriting(Writing):
     def _send_abort_soon(self, reason: str) -> None:
         """Queue an ABORT frame; it takes back a commit that was asked for, and releases later ones that wait for it."""
         value = encode_abort(reason[:REASON_CHARACTERS_MAX])
-        key = self._key_of(FrameKind.ABORT, None if self._asked is None else self._asked.order)
+        is_ordered = self._asked is not None and not self._asked.is_void
+        key = self._key_of(FrameKind.ABORT, self._asked.order if is_ordered else None)
         self.runtime.sender.send_soon(*self.buffers[0], key, value, self._abort_delivered)
 
     def _key_of(
@@ -1156,10 +1164,19 @@ class OwnerWriting(Writing):
                 if self.protocol.step(EndEvent.REFUSED) is EndAction.ABORT:
                     self._send_abort_soon(f"its commit was refused: {fault}")
 
+    def _asked_abort_delivered(self, is_first: bool, fault: Undelivered | None) -> None:
+        (self._first_delivered if is_first else self._delivered)(fault)
+        self._abort_delivered(fault)
+
     def _abort_delivered(self, fault: Undelivered | None) -> None:
+        """Have an abort that could not be delivered sent again: without it the transaction is open until its lease."""
+        if fault is None:
+            return
         _ignore(fault)
-        if fault is not None and self._asked is not None:
+        if self._asked is not None:
             self._asked.is_void = True
+        self.completion.is_missing = True
+        self.runtime.commits.abort(self)
 
 
 def room_of(keys: Iterable[PieceKey], savepoint: Savepoint | None) -> int:
