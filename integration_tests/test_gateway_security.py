@@ -239,10 +239,13 @@ class Raw:
         code: ErrorCode = self.ask(Api.PRODUCE, 12, values).responses[0].partition_responses[0].error_code
         return code
 
-    def commit(self, transactional_id: str, pair: Any) -> Any:
+    def commit(self, transactional_id: str, pair: Any, *, committed: bool = True) -> Any:
         """EndTxn."""
-        values = {"transactional_id": transactional_id, **pair_of(pair), "committed": True}
+        values = {"transactional_id": transactional_id, **pair_of(pair), "committed": committed}
         return self.ask(Api.END_TXN, 5, values)
+
+    def abort(self, transactional_id: str, pair: Any) -> ErrorCode:
+        return ErrorCode(self.commit(transactional_id, pair, committed=False).error_code)
 
     def add(self, transactional_id: str, pair: Any, topic: str) -> ErrorCode:
         """AddPartitionsToTxn."""
@@ -621,6 +624,18 @@ def test_a_right_that_is_revoked_ends(secured: Secured, gateway: GatewayProcess)
         with secured.denied("alice", Right(Resource.TRANSACTIONAL_ID, mine, ("Write",), "")):
             gone = ErrorCode.transactional_id_authorization_failed
             eventually(lambda: alice.commit(mine, pair).error_code is gone, "the id is not hers any more")
+
+
+def test_an_abort_that_the_gateway_may_not_write_is_sent_again(secured: Secured, gateway: GatewayProcess) -> None:
+    """Else the producer would be told that it is under way until the lease of its transaction ends."""
+    with Raw(gateway.address, "alice") as alice:
+        mine = fresh_id("alice")
+        pair = alice.start(mine)
+        assert alice.produce(mine, pair, ADOPTED, b"aborted", 0) is ErrorCode.none
+        with secured.denied("gateway", Right(Resource.TOPIC, BUFFERS[1], ("Write",), "")):
+            assert alice.abort(mine, pair) is ErrorCode.concurrent_transactions
+        eventually(lambda: alice.abort(mine, pair) is ErrorCode.none, "the gateway aborts it, now that it may")
+        assert b"aborted" not in written(secured)
 
 
 def test_what_is_relayed_goes_under_the_clients_own_name(secured: Secured, gateway: GatewayProcess) -> None:

@@ -44,6 +44,7 @@ from rollbridge.errors import (
     IncompleteError,
     InvalidRequestError,
     NotFoundError,
+    OutcomeUnknownError,
     RollbridgeError,
     TransactionAbortedError,
     ZooKeeperUnavailableError,
@@ -491,6 +492,27 @@ def test_a_right_that_is_missing_on_the_topics_of_one_stream_stops_that_stream_o
         until(lambda: alice.admin.describe(ORDERS).fault is None, 180)
         other.writer(ORDERS).write(b"c", b"plainly").result(120)
     assert operation.encode() in values(alice, ORDERS)
+
+
+@pytest.mark.parametrize("end", ["abort", "commit"])
+def test_an_end_that_was_refused_is_sent_again(secured: Secured, end: str) -> None:
+    """Else it would be open until its lease ends, long after the right to write is back."""
+    buffer = StreamName.parse(ORDERS).buffer_topic()
+    with rollbridge.Bridge(replace(secured.settings("alice"), client_name=f"alice-{end}")) as client:
+        transaction = client.begin(ORDERS)
+        transaction.write(ORDERS, key=b"a", value=b"refused")
+        transaction.flush()
+        ask = transaction.abort if end == "abort" else transaction.commit
+        right = Right(Resource.TOPIC, buffer, ("Write",), "")
+        with secured.denied("alice", right), pytest.raises(OutcomeUnknownError, match=f"an abort is sent .*{buffer}"):
+            ask(timeout=3)
+        if end == "abort":
+            ask(timeout=60)
+        else:
+            with pytest.raises(IncompleteError):
+                ask(timeout=60)
+        assert client.outcome(transaction.id).state == "aborted"
+        assert b"refused" not in values(client, ORDERS)
 
 
 def test_what_was_open_to_everybody_can_be_closed(secured: Secured) -> None:

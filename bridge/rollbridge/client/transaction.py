@@ -457,7 +457,7 @@ class Transaction(RecordWriter[OwnerWriting]):
         when = "that is over" if found.is_read else "its leader reads that"
         why = found.why or "its leader is at work"
         if (failure := self._writing.completion.failure) is not None:
-            why = f"{failure}; an abort is sent until it is taken ({why})"
+            why = f"an abort is sent until a broker takes it, as this was refused: {failure}"
         unknown = OutcomeUnknownError(
             f"the {requested_end} of transaction {self.id} was asked for, but not answered within {timeout_s:g} s: "
             f"{why}; it is carried out once {when}, unless a newer session of this "
