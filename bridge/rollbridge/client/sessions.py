@@ -542,7 +542,7 @@ class CommitsInFlight:
         self._lines[line] = line
 
     def abort(self, transaction: PendingEnd) -> None:
-        """Look after an abort that was asked for; one is looked after once."""
+        """Look after an abort that was asked for, once."""
         if transaction not in self._lines:
             self._lines[transaction] = AskedAbort(transaction, self)
 
