@@ -346,7 +346,7 @@ def test_an_adopted_topic_loses_nothing_whatever_crashes_where(block: int) -> No
         assert not broken, f"seed {seed}: {broken[:5]}"
 
 
-@pytest.mark.parametrize("seed", [3, 5, 20, 35])
+@pytest.mark.parametrize("seed", [3, 5, 22, 36])
 def test_added_partitions_are_taken_in_whatever_crashes_where(seed: int) -> None:
     history = Run(seed)
     history.owner.is_calm = True
@@ -363,7 +363,7 @@ def test_a_topic_that_is_created_again_while_it_is_closed_for_a_leave_is_open_ag
 def test_many_histories_of_an_adopted_topic_cover_what_they_are_for() -> None:
     counts: Counter[str] = Counter()
     points: Counter[str] = Counter()
-    for seed in range(8, 58):
+    for seed in range(16, 66):
         history = Run(seed, unseen=CRASH_AT - points.keys())
         broken = history.go()
         assert not broken, f"seed {seed}: {broken[:5]}"
