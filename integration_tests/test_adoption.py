@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -48,6 +49,16 @@ def test_a_topic_of_which_the_leader_has_not_heard_yet_is_adopted(
     assert f"topic {name} does not exist" in str(refused[0])
 
 
+def _adopt_at_once(site: Site, name: str, gate: threading.Barrier, stream: str) -> ConflictError | None:
+    with site.connect(stream.partition("/")[0]) as b:
+        gate.wait(60)
+        try:
+            b.admin.adopt_topic(name, stream=stream, group="g", partitioner="murmur2")
+        except ConflictError as fault:
+            return fault
+        return None
+
+
 def test_of_two_groups_that_adopt_one_topic_at_once_one_is_refused_at_once_and_leaves_nothing(
     site: Site, client: rollbridge.Bridge, kafka: AdminClient, unique_name: Callable[[str], str]
 ) -> None:
@@ -57,22 +68,12 @@ def test_of_two_groups_that_adopt_one_topic_at_once_one_is_refused_at_once_and_l
     for turn in range(3):
         name = unique_name(f"contested-{turn}")
         create_topic(site.cluster.bootstrap_servers, name, 2)
-        gate = threading.Barrier(2)
-
-        def adopt_for(scope: str, name: str = name, gate: threading.Barrier = gate) -> str:
-            with site.connect(scope) as b:
-                gate.wait(60)
-                try:
-                    b.admin.adopt_topic(name, stream=f"{scope}/t{turn}", group="g", partitioner="murmur2")
-                except ConflictError as fault:
-                    assert (fault.code, "has been adopted by stream" in str(fault)) == ("conflict", True)
-                    return "refused"
-                return "adopted"
-
+        streams = [f"{scope}/t{turn}" for scope in scopes]
         with ThreadPoolExecutor(2) as pool:
-            done = list(pool.map(adopt_for, scopes))
-        assert sorted(done) == ["adopted", "refused"]
-        loser = StreamName(scopes[done.index("refused")], f"t{turn}")
+            done = list(pool.map(partial(_adopt_at_once, site, name, threading.Barrier(2)), streams))
+        [(place, refusal)] = [(place, fault) for place, fault in enumerate(done) if fault is not None]
+        assert (refusal.code, f"adopted by stream {streams[1 - place]}" in str(refusal)) == ("conflict", True)
+        loser = StreamName.parse(streams[place])
         buffer = loser.internal_buffer_topic(0)
         eventually(lambda buffer=buffer: buffer not in kafka.list_topics(timeout=60).topics, "its buffer is deleted")
         eventually(lambda loser=loser: loser not in [item.name for item in client.admin.list_streams()], "it is gone")
