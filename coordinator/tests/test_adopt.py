@@ -212,8 +212,12 @@ class Race(Scene):
             self.rival = None
 
 
-def test_who_loses_the_race_for_a_topic_is_answered_at_once_and_leaves_nothing() -> None:
+def test_who_loses_the_race_for_a_topic_is_answered_at_once_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scene = Race()
+    ends, done = list[Any](), scene.leader._done
+    monkeypatch.setattr(scene.leader, "_done", lambda value: (ends.append(value), done(value)))
     scene.world.create("fresh", 2)
     winner = StreamName("others", "t")
     config = replace(stream_config(scene.world, ORDERS), name=winner, group=GroupName("others"), topic="fresh")
@@ -224,6 +228,7 @@ def test_who_loses_the_race_for_a_topic_is_answered_at_once_and_leaves_nothing()
     asked = scene.ask(RequestKind.ADOPT_TOPIC, StreamName("topics", "t"), topic="fresh", partitioner="murmur2")
     scene.until(lambda: scene.rival is None)
     scene.until(lambda: asked in scene.world.nodes, 200)
+    assert ends.count(True) == 1, "a leader that is told nothing does not look for requests"
     answer = AdminAnswer.from_json(scene.world.nodes[asked])
     assert (answer.code, "adopted by stream others/t already" in answer.message) == (ConflictError.code, True)
     scene.until(lambda: set(scene.world.topics) == before[0])
