@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,12 +18,13 @@ from integration_tests.adopted_topics import KEYS, PARTITIONS, create_anew, foun
 from integration_tests.clients import Site, adopt, consumer_of, consumer_raises
 from integration_tests.kafka_tools import create_topic
 from integration_tests.patience import eventually
-from rollbridge.errors import NotFoundError, StreamNotFoundError, StreamRecreatedError
+from rollbridge.errors import ConflictError, NotFoundError, StreamNotFoundError, StreamRecreatedError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import TOPIC_RECREATED
 from rollbridge.metadata.requests import AdminAnswer
 from rollbridge.metadata.session import ZooKeeperSession
+from rollbridge.stream.names import StreamName
 
 __all__ = ["kafka", "site", "topic"]
 
@@ -43,6 +47,36 @@ def test_a_topic_of_which_the_leader_has_not_heard_yet_is_adopted(
     monkeypatch.setattr(client.admin, "_ask", spied)
     assert adopt(client, name, partitioner="murmur2", check=False).config.partitions == 2
     assert f"topic {name} does not exist" in str(refused[0])
+
+
+def _adopt_at_once(site: Site, name: str, gate: threading.Barrier, stream: str) -> ConflictError | None:
+    with site.connect(stream.partition("/")[0]) as b:
+        gate.wait(60)
+        try:
+            b.admin.adopt_topic(name, stream=stream, group="g", partitioner="murmur2")
+        except ConflictError as fault:
+            return fault
+        return None
+
+
+def test_of_two_groups_that_adopt_one_topic_at_once_one_is_refused_at_once_and_leaves_nothing(
+    site: Site, client: rollbridge.Bridge, kafka: AdminClient, unique_name: Callable[[str], str]
+) -> None:
+    scopes = [unique_name("race-a"), unique_name("race-b")]
+    for scope in scopes:
+        client.admin.create_stream(f"{scope}/led", group="g")
+    for turn in range(3):
+        name = unique_name(f"contested-{turn}")
+        create_topic(site.cluster.bootstrap_servers, name, 2)
+        streams = [f"{scope}/t{turn}" for scope in scopes]
+        with ThreadPoolExecutor(2) as pool:
+            done = list(pool.map(partial(_adopt_at_once, site, name, threading.Barrier(2)), streams))
+        [(place, refusal)] = [(place, fault) for place, fault in enumerate(done) if fault is not None]
+        assert (refusal.code, f"adopted by stream {streams[1 - place]}" in str(refusal)) == ("conflict", True)
+        loser = StreamName.parse(streams[place])
+        buffer = loser.internal_buffer_topic(0)
+        eventually(lambda buffer=buffer: buffer not in kafka.list_topics(timeout=60).topics, "its buffer is deleted")
+        eventually(lambda loser=loser: loser not in [item.name for item in client.admin.list_streams()], "it is gone")
 
 
 def test_a_consumer_by_a_pattern_gets_the_adopted_topic_and_no_frames(

@@ -28,6 +28,7 @@ from rollbridge.errors import (
     NotFoundError,
     OutcomeExpiredError,
     OutcomeUnknownError,
+    TransactionCommittedError,
     TransactionNotFoundError,
     TransactionPreserverClosedError,
 )
@@ -123,6 +124,30 @@ def test_a_commit_gives_the_same_answer_from_wherever_it_is_asked_for(
     with raises_code("already-committed"):
         txn.abort()
     assert values_of(site, ledger) == ["one", "two"]
+
+
+def test_an_abort_by_id_of_what_has_ended_is_answered_by_its_outcome(
+    site: Site, client: rollbridge.Bridge, ledger: str
+) -> None:
+    kept, gone, young = (client.begin(ledger) for _ in range(3))
+    for txn in kept, gone, young:
+        write(txn, ledger, "value")
+    kept.commit()
+    gone.abort("a change of mind")
+    with site.connect() as other:
+        for group in None, other.admin.describe(ledger).config.group:
+            with raises_code("already-committed") as refused:
+                other.admin.abort_transaction(kept.id, group=group)
+            assert isinstance(refused.value, TransactionCommittedError)
+            assert refused.value.transaction == str(kept.id)
+            for _ in range(2):
+                assert other.admin.abort_transaction(gone.id, reason="again", group=group) == "a change of mind"
+            with pytest.raises(TransactionNotFoundError):
+                other.admin.abort_transaction(TransactionId.of(0, 1 << 90), group=group)
+        # It has no record yet, and its leader may not have read of it.
+        assert other.admin.abort_transaction(young.id, reason="too young") == "too young"
+    with raises_code("already-aborted", match="too young"):
+        young.commit()
 
 
 def test_an_abort_gives_the_same_answer_and_a_commit_is_refused(

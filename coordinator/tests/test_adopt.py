@@ -18,7 +18,7 @@ from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.base.sn import EMPTY
 from rollbridge.buffer.frames import BeginFrame, FrameHeader, FrameKind, Manifest, PieceKey, buffer_partition
 from rollbridge.commitlog.control import ControlKind
-from rollbridge.errors import ConflictError
+from rollbridge.errors import ConflictError, CoordinatorUnavailableError
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import (
     BUFFER_LOST,
@@ -28,14 +28,15 @@ from rollbridge.metadata.changes import (
     TOPIC_RECREATED,
     StreamFault,
 )
-from rollbridge.metadata.records import SEGMENTS_MAX
+from rollbridge.metadata.records import SEGMENTS_MAX, CreateNode, DeleteNode, NodeOperation, SetNode
 from rollbridge.metadata.requests import AdminAnswer, AdminRequest, RequestKind
 from rollbridge.stream.conditions import Condition, Scope, StreamCondition
-from rollbridge.stream.config import FOREVER, RecordTimes, Retention, StreamConfig, TopicLimits
+from rollbridge.stream.config import FOREVER, RecordTimes, Retention, StreamConfig, StreamState, TopicLimits
 from rollbridge.stream.epochs import check_chain
 from rollbridge.stream.names import GroupName, StreamName
 from rollbridge_coordinator.core import effects as fx
-from rollbridge_coordinator.core.waits import LEADERLESS, UNREPLICATED
+from rollbridge_coordinator.core.requests import RACES_MAX
+from rollbridge_coordinator.core.waits import LEADERLESS, UNREPLICATED, LostRaceError
 from rollbridge_coordinator.streams.create import create_stream
 
 GROUP = GroupName("topics")
@@ -183,11 +184,91 @@ def test_of_two_groups_that_adopt_a_topic_at_once_one_gets_it(left: bytes | None
             created_ms=0, buffer_partitions=1,
         )  # fmt: skip
         halves.append(run(world, create_stream(bench, "1", request, 0), stop_at=fx.Write))
-    for half in halves:
-        run(world, half)
-    made = [group for group in groups if paths.stream(StreamName(group.scope, "orders")) in world.nodes]
-    assert len(made) == 1
-    assert world.nodes[paths.adopted(TOPIC)] == f"{made[0].scope}/orders".encode()
+    run(world, halves[0])
+    with pytest.raises(LostRaceError):
+        run(world, halves[1])
+    made, lost = (stream_config(world, StreamName(group.scope, "orders")) for group in groups)
+    assert (made.state, lost.state) == (StreamState.ACTIVE, StreamState.DELETING)
+    assert world.nodes[paths.adopted(TOPIC)] == b"one/orders"
+
+
+class Race(Scene):
+    """Another group's leader writes a node at the moment at which this one is to carry out a request."""
+
+    def __init__(self) -> None:
+        self.rival: tuple[str, str, bytes] | None = None
+        super().__init__()
+
+    def befall(self) -> None:
+        effect = self.leader.effect
+        if self.rival is None or not isinstance(effect, fx.Write):
+            return
+        wanted, path, value = self.rival
+        if any(
+            isinstance(item, CreateNode | DeleteNode) and item.path.startswith(wanted) for item in effect.operations
+        ):
+            self.world.ensure(path)
+            self.world.nodes[path] = value
+            self.rival = None
+
+
+def test_who_loses_the_race_for_a_topic_is_answered_at_once_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Race()
+    ends, done = list[Any](), scene.leader._done
+    monkeypatch.setattr(scene.leader, "_done", lambda value: (ends.append(value), done(value)))
+    scene.world.create("fresh", 2)
+    winner = StreamName("others", "t")
+    config = replace(stream_config(scene.world, ORDERS), name=winner, group=GroupName("others"), topic="fresh")
+    scene.world.ensure(paths.stream(winner))
+    scene.world.nodes[paths.stream(winner)] = config.to_json()
+    before = set(scene.world.topics), set(scene.world.nodes)
+    scene.rival = paths.adopted("fresh"), paths.adopted("fresh"), str(winner).encode()
+    asked = scene.ask(RequestKind.ADOPT_TOPIC, StreamName("topics", "t"), topic="fresh", partitioner="murmur2")
+    scene.until(lambda: scene.rival is None)
+    scene.until(lambda: asked in scene.world.nodes, 200)
+    assert ends.count(True) == 1, "a leader that is told nothing does not look for requests"
+    answer = AdminAnswer.from_json(scene.world.nodes[asked])
+    assert (answer.code, "adopted by stream others/t already" in answer.message) == (ConflictError.code, True)
+    scene.until(lambda: set(scene.world.topics) == before[0])
+    scene.until(lambda: paths.stream(StreamName("topics", "t")) not in scene.world.nodes)
+    assert scene.terms_ended == 0
+
+
+def test_the_buffer_of_a_stream_of_the_same_name_stays_when_a_race_is_lost() -> None:
+    scene = Race()
+    scene.world.create("fresh", 2)
+    mine = StreamName("topics", "t")
+    config = replace(stream_config(scene.world, ORDERS), name=mine, group=GroupName("others"), topic="elsewhere")
+    scene.rival = paths.stream(mine), paths.stream(mine), config.to_json()
+    answer = scene.answer(RequestKind.ADOPT_TOPIC, mine, topic="fresh", partitioner="murmur2")
+    assert (answer.code, scene.rival) == ("stream-exists", None)
+    scene.steps(200)
+    assert scene.world.nodes[paths.stream(mine)] == config.to_json()
+    assert mine.internal_buffer_topic(0) in scene.world.topics
+
+
+@pytest.mark.parametrize("kind", [RequestKind.UPDATE_STREAM, RequestKind.UPDATE_GROUP, RequestKind.DELETE_STREAM])
+def test_a_request_whose_write_never_applies_is_refused_and_holds_up_nothing(scene: Scene, kind: RequestKind) -> None:
+    write, lost = scene.world.write, list[int]()
+
+    def contradicted(operations: Sequence[NodeOperation], leader: int) -> bool:
+        carries_out = any(isinstance(item, SetNode) and b"revision" in item.value for item in operations)
+        if carries_out and any(isinstance(item, DeleteNode) and "/requests/" in item.path for item in operations):
+            lost.append(leader)
+            return False
+        return write(operations, leader)
+
+    scene.world.write = contradicted  # type: ignore[method-assign]
+    more = {"retention": Retention(ms=1)} if kind is RequestKind.UPDATE_GROUP else {}
+    asked = scene.ask(kind, None if more else OTHER, **more)
+    scene.until(lambda: asked in scene.world.nodes, 1_000)
+    assert AdminAnswer.from_json(scene.world.nodes[asked]).code == CoordinatorUnavailableError.code
+    assert len(lost) == RACES_MAX
+    scene.steps(200)
+    assert (len(lost), scene.terms_ended) == (RACES_MAX, 0)
+    assert scene.committed_soon(scene.commit())
 
 
 def test_a_topic_has_one_stream(scene: Scene) -> None:

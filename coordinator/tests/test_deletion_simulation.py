@@ -304,7 +304,7 @@ def deletes_unread(patch: pytest.MonkeyPatch) -> None:
     """Deletions look at what has been folded by chance."""
 
     def put(group: GroupState, name: str, request: AdminRequest) -> Any:
-        if request.kind not in requests.DELETIONS:
+        if request.kind not in requests.AFTER_READING:
             return (yield from real(group, name, request))
         group.waits.questions[name] = WaitingRequest(request, {})
         return None

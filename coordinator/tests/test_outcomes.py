@@ -286,19 +286,19 @@ def test_an_abort_that_an_earlier_leader_has_carried_out_is_not_denied(house: Ho
         )
         path = house.world.request(GROUP, body.to_json())
         house.do(handle_requests(house.group, 0))
+        house.do(answer_questions(house.group, 0))
         return AdminAnswer.from_json(house.world.nodes[path])
 
-    assert abort(aborted).ok
-    for identifier, words in (
-        (other, "it was aborted before"),
-        (committed, "is committed; nothing was written"),
-        (TransactionId.of(0, 1 << 90), "is not open in group"),
-    ):
+    for identifier, reason in ((aborted, "in the way"), (other, "client")):
         answer = abort(identifier)
-        assert not answer.ok
-        assert words in answer.message
+        assert (answer.ok, answer.transactions[0].reason) == (True, reason)
+    assert abort(committed).code == "already-committed"
+    assert abort(TransactionId.of(0, 1 << 90)).code == "transaction-not-found"
+    assert house.group.outcome_store is not None
+    house.group.outcome_store.gone_below = 1 << 91
+    assert abort(TransactionId.of(0, 1 << 90)).code == "outcome-expired"
     house.group.outcome_store = None
-    assert "its outcome is not remembered" in abort(aborted).message
+    assert abort(aborted).code == "transaction-preserver-closed"
 
 
 def test_what_has_arrived_of_an_open_transaction_is_told_with_its_look_up(house: House) -> None:

@@ -239,10 +239,13 @@ def story_document(story: TransactionStory) -> dict[str, Any]:
 )
 @click.pass_obj
 def abort(context: CliContext, transaction: str, reason: str) -> None:
-    """Abort an open transaction of any client; nothing of it will ever be visible."""
+    """Abort an open transaction of any client; nothing of it will ever be visible.
+
+    One that is aborted already stays so, and has the reason of that abort. One that is committed is refused.
+    """
     identifier = TransactionId.parse(transaction)
     with connected(context) as b:
-        b.admin.abort_transaction(identifier, reason=reason)
+        reason = b.admin.abort_transaction(identifier, reason=reason)
     context.answer({"transaction": str(identifier), "aborted": True, "reason": reason}, f"Aborted {identifier}.")
 
 

@@ -16,6 +16,7 @@ from typing import Concatenate, Final, ParamSpec, TypeVar
 from rollbridge.base.arguments import checked
 from rollbridge.base.deadlines import Backoff, Deadline, Duration, Timeout, answers_within, as_timedelta, wall_ms
 from rollbridge.base.ids import SegmentId, TransactionId
+from rollbridge.client.outcomes import OutcomeClient
 from rollbridge.consumer.reader import beginning, cut_before
 from rollbridge.errors import (
     ConflictError,
@@ -781,27 +782,35 @@ class Admin:
         reason: str = "admin",
         group: str | GroupName | None = None,
         timeout_s: float | None = None,
-    ) -> None:
-        """Abort an open transaction of any client, and return once the abort is logged.
+    ) -> str:
+        """Abort an open transaction of any client, and return the reason once the abort is logged.
 
-        Without its ``group`` the transaction is found by its record, which exists from half a second after its begin.
+        One that is aborted already stays so, with the reason that it has. Without its ``group`` the transaction is
+        found by its record, or else the leaders of all groups are asked.
 
         Raises:
-            TransactionNotFoundError: not recorded as open.
-            InvalidRequestError: its commit is decided already.
+            TransactionCommittedError: it is committed; ``code`` is ``already-committed``.
+            TransactionNotFoundError: not open, and it is certain that it has never ended.
+            OutcomeExpiredError: not open, and may have ended so long ago that it has been forgotten.
+            TransactionPreserverClosedError: not open, and outcomes are not remembered here.
             CoordinatorUnavailableError: no coordinator answered; nothing was done.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
-        owner = GroupName.of_any(group)
-        owner = owner or self.find_transaction(transaction).group
+        identifier, owner = TransactionId.of_any(transaction), GroupName.of_any(group)
+        deadline = Deadline(self._timeout_s if timeout_s is None else timeout_s)
+        if owner is None and (record := self._metadata.find_transaction(identifier)) is not None:
+            owner = record.group
+        if owner is None:
+            owner, _ = OutcomeClient(self._metadata, self._client_name).transaction(identifier, deadline.left())
         request = AdminRequest(
             kind=RequestKind.ABORT_TRANSACTION,
-            transaction=str(transaction),
+            transaction=str(identifier),
             reason=reason,
             client_name=self._client_name,
             created_ms=wall_ms(),
         )
-        self._ask(owner, request, timeout_s)
+        answer = self._ask(owner, request, deadline.left())
+        return answer.transactions[0].reason if answer.transactions else reason
 
     @_within_its_time
     def clear_snapshots(self, stream: str, *, timeout_s: float | None = None) -> None:

@@ -132,6 +132,7 @@ def work(group: GroupState, now_ms: int, *, requests: bool) -> Steps[bool]:
         yield from answer_waiting(group, stamp_ms)
     if group.waits.questions:
         yield from answer_questions(group, stamp_ms)
+    left = group.waits.take_lost_race() or left
     yield from watch_linger(group)
     if group.waits.lingering is not None:
         return left  # housekeeping waits: for a moment, some ends of segments are unknown

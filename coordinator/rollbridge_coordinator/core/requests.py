@@ -28,6 +28,7 @@ from rollbridge.errors import (
     OutcomeExpiredError,
     RollbridgeError,
     StreamNotFoundError,
+    TransactionCommittedError,
     TransactionNotFoundError,
     TransactionPreserverClosedError,
 )
@@ -50,7 +51,7 @@ from rollbridge_coordinator.commit.waiting import waits_of, why_waits
 from rollbridge_coordinator.core.effects import EffectRefusedError, EndOffsets, Write, read_children, read_node
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.core.stream_state import LedStream
-from rollbridge_coordinator.core.waits import StaleStateError, WaitingRequest
+from rollbridge_coordinator.core.waits import LostRaceError, StaleStateError, WaitingRequest
 from rollbridge_coordinator.history.commit_log import update_group
 from rollbridge_coordinator.history.snapshots import clear_snapshots, write_snapshots
 from rollbridge_coordinator.streams.create import create_stream, delete_again, delete_stream, delete_unled
@@ -66,7 +67,10 @@ OPEN_SHOWN_MAX: Final = 500
 WAITS_SHOWN_MAX: Final = 50
 """Most waits in one answer, for the same reason."""
 ANSWER_BYTES_MAX: Final = 900_000
-DELETIONS: Final = frozenset({RequestKind.DELETE_STREAM, RequestKind.RELEASE_TOPIC})
+RACES_MAX: Final = 5
+"""Times that a request is handled whose write never applies."""
+AFTER_READING: Final = frozenset({RequestKind.DELETE_STREAM, RequestKind.RELEASE_TOPIC, RequestKind.ABORT_TRANSACTION})
+"""Requests, no questions, that may depend on everything in the buffers."""
 
 
 def put_question(group: GroupState, name: str, request: AdminRequest) -> Steps[None]:
@@ -76,11 +80,11 @@ def put_question(group: GroupState, name: str, request: AdminRequest) -> Steps[N
 
 
 def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
-    """Answer the questions whose buffers have been folded and whose transactions have ended, and delete streams."""
+    """Answer the questions whose buffers have been folded and whose transactions have ended; carry out what waited."""
     for name, question in list(group.waits.questions.items()):
         if not group.is_folded(question.barrier):
             continue
-        if question.request.kind in DELETIONS:
+        if question.request.kind in AFTER_READING:
             yield from end_linger(group)
             yield from _carry_out(group, name, question.request, now_ms)
             continue
@@ -101,19 +105,12 @@ def answer_questions(group: GroupState, now_ms: int) -> Steps[None]:
                 arrived=_arrived(group, asked),
                 savepoint=_savepoint(group, asked),
             )
-        raw = answer.to_json()
-        if len(raw) > ANSWER_BYTES_MAX:
-            why = f"the answer of {len(raw)} bytes does not fit into a ZooKeeper node; nothing was changed"
+        size = len(answer.to_json())
+        if size > ANSWER_BYTES_MAX:
+            why = f"the answer of {size} bytes does not fit into a ZooKeeper node; nothing was changed"
             answer = AdminAnswer(ok=False, answered_ms=now_ms, code=InvalidRequestError.code, message=why)
-            raw = answer.to_json()
         del group.waits.questions[name]
-        group.metrics.note_answer(question.request.kind, ok=answer.ok)
-        yield from Write(
-            [
-                DeleteNode(f"{paths.requests(group.name)}/{name}"),
-                CreateNode(f"{paths.answers(group.name)}/{name}", raw),
-            ]
-        )
+        yield from _answer(group, name, answer, question.request.kind)
 
 
 def describe(group: GroupState, request: AdminRequest, now_ms: int) -> AdminAnswer:
@@ -396,6 +393,19 @@ def _carry_out(group: GroupState, name: str, request: AdminRequest, now_ms: int)
         yield from _refuse(group, name, kind, refusal.code, str(refusal), now_ms)
     except EffectRefusedError as refused:
         yield from _refuse(group, name, kind, refused.code, refused.reason, now_ms)
+    except LostRaceError as race:
+        yield from _note_lost_race(group, name, kind, race, now_ms)
+
+
+def _note_lost_race(group: GroupState, name: str, kind: RequestKind, race: LostRaceError, now_ms: int) -> Steps[None]:
+    """Have the next turn handle a request again at once; refuse one that never gets anywhere."""
+    waits = group.waits
+    waits.lost_races[name] += 1
+    if waits.lost_races[name] < RACES_MAX:
+        waits.is_race_lost = True
+        return
+    why = f"{race}: what ZooKeeper has changed {RACES_MAX} times meanwhile, or contradicts it; repeat the request later"
+    yield from _refuse(group, name, kind, CoordinatorUnavailableError.code, why, now_ms)
 
 
 def _refuse(group: GroupState, name: str, kind: RequestKind | None, code: str, why: str, now_ms: int) -> Steps[None]:
@@ -455,15 +465,19 @@ def _truncate(group: GroupState, name: str, stream: LedStream, request: AdminReq
 
 
 def _abort(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> Steps[None]:
-    """Decide on abort; the answer waits for the round that logs it, possibly by an earlier leader.
+    """Decide on abort; the answer waits for the round that logs it. One that has ended is answered by its outcome.
 
     A transaction whose commit was requested can still be aborted while it waits for something that may take long: its
     owner has no answer yet, and nothing of it is visible.
     """
     identifier = TransactionId.parse(request.transaction)
+    is_read = group.waits.questions.pop(name, None) is not None
     if identifier.bytes not in group.fold.open:
-        _check_was_aborted(group, identifier, request)
-        yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms), request.kind)
+        if not is_read:
+            yield from put_question(group, name, request)  # it may just have begun
+            return
+        ended = _look_up_aborted(group, identifier)
+        yield from _answer(group, name, AdminAnswer(ok=True, answered_ms=now_ms, transactions=ended), request.kind)
         return
     transaction = group.fold.open[identifier.bytes]
     waited = why_waits(group, transaction)
@@ -472,30 +486,29 @@ def _abort(group: GroupState, name: str, request: AdminRequest, now_ms: int) -> 
         why = f"{request.reason or 'admin'}; it waited for {waited}"
         group.fold.refuse(identifier.bytes, why[:REASON_CHARACTERS_MAX], now_ms, AbortCause.OPERATOR)
     elif not group.fold.request_abort(identifier.bytes, (request.reason or "admin")[:REASON_CHARACTERS_MAX], now_ms):
-        raise InvalidRequestError(f"the commit of transaction {identifier} is decided already; nothing was written")
+        group.waits.questions[name] = WaitingRequest(request, {})  # its outcome is the answer
+        return
     group.waits.answers.setdefault(identifier.bytes, []).append(name)
 
 
-def _check_was_aborted(group: GroupState, identifier: TransactionId, request: AdminRequest) -> None:
-    """Check that an ended transaction was aborted as requested, by a leader that ended before it answered.
+def _look_up_aborted(group: GroupState, transaction: TransactionId) -> tuple[KnownTransaction, ...]:
+    """Return the outcome of an aborted transaction.
 
     Raises:
-        TransactionNotFoundError: it was not, or its outcome is not remembered; the request has done nothing.
-        InvalidRequestError: it is committed.
+        TransactionCommittedError: it is committed.
+        TransactionNotFoundError, OutcomeExpiredError, TransactionPreserverClosedError: see :func:`_look_up`.
         CoordinatorUnavailableError: it may be in a buffer that cannot be read.
     """
-    absent = f"transaction {identifier} is not open in group {group.name}"
-    _check_all_read(group, f"transaction {identifier}", identifier.bytes)
-    found = None if group.outcome_store is None else group.outcome_store.find(identifier)
-    if found is None or found is Absence.FORGOTTEN:
-        raise TransactionNotFoundError(f"{absent}, and its outcome is not remembered; nothing was written now")
-    if isinstance(found, Absence):
-        raise TransactionNotFoundError(f"{absent}; nothing was written")
-    _, ended = found
-    if ended.committed:
-        raise InvalidRequestError(f"transaction {identifier} is committed; nothing was written")
-    if not ended.reason.startswith((request.reason or "admin")[:REASON_CHARACTERS_MAX]):
-        raise TransactionNotFoundError(f"{absent}: it was aborted before ({ended.reason}); nothing was written")
+    found = _look_up(group, transaction, "")
+    assert found is not None  # the look-up waits only for open transactions
+    if found[0].state is State.COMMITTED:
+        raise TransactionCommittedError(
+            f"transaction {transaction} is committed; it was not aborted",
+            transaction=str(transaction),
+            reason="committed",
+            code="already-committed",
+        )
+    return found
 
 
 def _clear(group: GroupState, name: str, stream: LedStream, now_ms: int) -> Steps[None]:

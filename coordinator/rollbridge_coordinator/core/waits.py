@@ -490,6 +490,8 @@ class Waits:
         answers: Admin requests that wait for the end of a transaction.
         questions: Requests answered once the buffers have been folded up to their ends at that time.
         unanswered: Requests of which ZooKeeper refuses both the answer and the removal; they are skipped.
+        lost_races: How often the write that carries out a request did not match what ZooKeeper has, by its name.
+        is_race_lost: True if that happened in this turn: the next one handles the request again, and follows at once.
         scaling: ZooKeeper's list of the streams that wait to be scaled by their load; None before it was read.
         has_scaling_node: True if there is a node for that.
     """
@@ -505,6 +507,8 @@ class Waits:
     answers: dict[bytes, list[str]] = field(default_factory=dict)
     questions: dict[str, WaitingRequest] = field(default_factory=dict)
     unanswered: set[str] = field(default_factory=set)
+    lost_races: Counter[str] = field(default_factory=Counter)
+    is_race_lost: bool = False
     scaling: tuple[ScalingWait, ...] | None = None
     has_scaling_node: bool = False
 
@@ -516,6 +520,13 @@ class Waits:
         for asked in self.answers.values():
             asked[:] = [name for name in asked if name in present]
         self.unanswered &= present
+        for gone in self.lost_races.keys() - present:
+            del self.lost_races[gone]
+
+    def take_lost_race(self) -> bool:
+        """Return True, once, if a request lost a race in this turn."""
+        lost, self.is_race_lost = self.is_race_lost, False
+        return lost
 
 
 # Takeovers
@@ -553,3 +564,10 @@ class Suspects:
 
 class StaleStateError(Exception):
     """ZooKeeper or Kafka differ from what this leader last wrote: it must drop its state and take over again."""
+
+
+class LostRaceError(Exception):
+    """The write that carries out a request did not apply: the request was withdrawn, or others have come between.
+
+    Nothing of it was written, and the request is handled again, from the start.
+    """

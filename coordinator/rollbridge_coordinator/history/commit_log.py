@@ -55,7 +55,7 @@ from rollbridge_coordinator.core.effects import (
     read_node,
 )
 from rollbridge_coordinator.core.state import GroupState
-from rollbridge_coordinator.core.waits import StaleStateError
+from rollbridge_coordinator.core.waits import LostRaceError, StaleStateError
 from rollbridge_coordinator.history.counters import look_at_counter
 from rollbridge_coordinator.history.journal import append_journal
 from rollbridge_coordinator.history.snapshots import ensure_topics
@@ -326,8 +326,9 @@ def update_group(group: GroupState, name: str, request: AdminRequest, now_ms: in
             CreateNode(f"{paths.answers(group.name)}/{name}", AdminAnswer(ok=True, answered_ms=now_ms).to_json()),
         ]
     )
-    if written:
-        group.metrics.note_answer(request.kind, ok=True)
-        group.log.retention = policy
-        group.housekeeping.done_ms.pop("commit log", None)
-        yield from append_journal(group, {paths.group(group.name): value})
+    if not written:
+        raise LostRaceError(f"group {group.name} is not updated")
+    group.metrics.note_answer(request.kind, ok=True)
+    group.log.retention = policy
+    group.housekeeping.done_ms.pop("commit log", None)
+    yield from append_journal(group, {paths.group(group.name): value})

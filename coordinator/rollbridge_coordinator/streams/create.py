@@ -80,7 +80,7 @@ from rollbridge_coordinator.core.effects import (
 )
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.core.stream_state import LedStream, buffer_topic_spec, load_stream, segment_topic_spec
-from rollbridge_coordinator.core.waits import StaleStateError
+from rollbridge_coordinator.core.waits import LostRaceError, StaleStateError
 from rollbridge_coordinator.history.journal import note_deletion
 from rollbridge_coordinator.history.snapshots import clear_snapshots
 from rollbridge_coordinator.streams.adopt import (
@@ -113,6 +113,7 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         StreamExistsError: it exists already, in any group.
         InvalidNameError: the name is taken by a group, or one of its topics holds records of another owner, or Kafka's
             name of it, or of the topic to adopt, would be ambiguous.
+        LostRaceError: another group's stream, or a release of the topic, came between.
     """
     stream = StreamName.parse(request.stream)
     topic = (yield from look_at_topic(request.topic)) if request.topic else None
@@ -145,6 +146,8 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
     if request.topic:
         check_topic_retention(request.topic, retention)
         check_topic_scaling(request.topic, request.scaling)
+    # The claim comes first: what is left of an attempt that lost its race for the topic hides no reason.
+    claimed = (yield from claim(stream, request.topic)) if topic is not None else []
     yield from _check_name(stream, group.name)
     # Read this only now: the numbers of a deleted stream are written down before its name is free.
     former = former_among((yield from read_children(paths.deleted_streams(stream.scope))), stream)
@@ -163,12 +166,10 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
         timestamps=record_times(request.timestamps) or RecordTimes.WRITER,
         scaling=None if scaling is None or scaling.is_fixed else scaling,
     )
-    claimed: list[NodeOperation] = []
     if topic is not None:
         config, history = yield from adopted_stream(config, request, topic, now_ms, former.sequence)
     yield from _check_topic_name(config)
     if topic is not None:
-        claimed = yield from claim(stream, request.topic)
         wanted = [buffer_topic_spec(config)]
     else:
         wanted = [buffer_topic_spec(config), *(segment_topic_spec(config, item.id) for item in history.active.segments)]
@@ -208,9 +209,33 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
             ),
         ]
     )
-    if created:
-        group.metrics.note_answer(request.kind, ok=True)
-        group.add_stream(LedStream(config, history))
+    if not created:
+        if topic is not None:
+            yield from _forsake(group, LedStream(config, history))
+        raise LostRaceError(f"stream {stream} is not created")
+    group.metrics.note_answer(request.kind, ok=True)
+    group.add_stream(LedStream(config, history))
+
+
+def _forsake(group: GroupState, stream: LedStream) -> Steps[None]:
+    """Delete the buffer that was created for an adoption: another stream has the topic, or the request is gone.
+
+    The stream is written as one whose deletion has begun: that applies only where no other has the name, and thus the
+    buffer, and a leader that dies meanwhile leaves it to the next one.
+    """
+    config, active = replace(stream.config, state=StreamState.DELETING), stream.history.active
+    foundation = stream.history.foundation
+    lost = Truncation(foundation=foundation).to_json()
+    marked = yield from Write(
+        [
+            CreateNode(paths.stream(config.name), config.to_json()),
+            CreateNode(paths.epochs(config.name), b""),
+            CreateNode(paths.epoch(config.name, active.epoch), active.to_json()),
+            *([CreateNode(paths.truncation(config.name), lost)] if foundation is not None else []),
+        ]
+    )
+    if marked:
+        group.doomed[str(config.name)] = stream_state.Doomed(config)
 
 
 def _check_name(stream: StreamName, group: GroupName) -> Steps[None]:
@@ -288,20 +313,20 @@ def delete_stream(group: GroupState, name: str, stream: LedStream, now_ms: int) 
             "commit or abort them first; nothing was deleted",
             code="stream-busy",
         )
-    if (yield from _doom(group, name, stream.config, (), now_ms)):
-        reason = "" if lost is None else f"lost with stream {own}: {lost.reason}"
+    yield from _doom(group, name, stream.config, (), now_ms)
+    reason = "" if lost is None else f"lost with stream {own}: {lost.reason}"
+    for transaction in busy:
+        if transaction.state is not State.ABORTING:
+            yield from take_out(group, transaction)
+            group.fold.refuse(transaction.id, reason, now_ms)
+    for partition in stream.partitions():
         for transaction in busy:
-            if transaction.state is not State.ABORTING:
-                yield from take_out(group, transaction)
-                group.fold.refuse(transaction.id, reason, now_ms)
-        for partition in stream.partitions():
-            for transaction in busy:
-                transaction.first_offsets.pop(partition, None)
-            group.fold.positions.pop(partition, None)
-            group.housekeeping.starts.pop(partition, None)
-        group.snapshots.forget(stream.partitions())
-        del group.streams[own]
-        faults.forget(own)
+            transaction.first_offsets.pop(partition, None)
+        group.fold.positions.pop(partition, None)
+        group.housekeeping.starts.pop(partition, None)
+    group.snapshots.forget(stream.partitions())
+    del group.streams[own]
+    faults.forget(own)
 
 
 def delete_unled(group: GroupState, name: str, unled: stream_state.Unled, now_ms: int) -> Steps[None]:
@@ -315,21 +340,19 @@ def delete_unled(group: GroupState, name: str, unled: stream_state.Unled, now_ms
     if fault is not None and fault.code == FORMAT_NEWER:
         raise InvalidRequestError(f"stream {own} cannot be deleted now: {fault.reason}; nothing was deleted")
     mended = yield from mended_nodes(group, unled.config.name)
-    if (yield from _doom(group, name, unled.config, mended, now_ms)):
-        yield from end_of_stream(group, own, now_ms)
-        del group.unled[own]
-        group.waits.faults.forget(own)
+    yield from _doom(group, name, unled.config, mended, now_ms)
+    yield from end_of_stream(group, own, now_ms)
+    del group.unled[own]
+    group.waits.faults.forget(own)
 
 
 def _doom(
     group: GroupState, name: str, config: StreamConfig, more: Sequence[NodeOperation], now_ms: int
-) -> Steps[bool]:
-    """Mark a stream for deletion and take it out of suspended changes; return False if the request was withdrawn."""
+) -> Steps[None]:
+    """Mark a stream for deletion and take it out of suspended changes."""
     own = str(config.name)
     dropping, left = without_stream(group, own, now_ms)
     marked = yield from _mark(group, name, config, [*more, *dropping])
-    if marked is None:
-        return False
     for node, work in left.items():
         if work is None:
             given_up = group.waits.pending_changes.pop(node).work
@@ -338,7 +361,6 @@ def _doom(
         else:
             group.waits.pending_changes[node].work = work
     group.doomed[own] = stream_state.Doomed(marked)
-    return True
 
 
 def delete_again(group: GroupState, name: str, doomed: stream_state.Doomed) -> Steps[None]:
@@ -353,10 +375,8 @@ def delete_again(group: GroupState, name: str, doomed: stream_state.Doomed) -> S
             "was written",
             code="stream-busy",
         )
-    marked = yield from _mark(group, name, doomed.config)
-    if marked is not None:
-        doomed.config = marked
-        group.housekeeping.done_ms.pop(doomed.work, None)
+    doomed.config = yield from _mark(group, name, doomed.config)
+    group.housekeeping.done_ms.pop(doomed.work, None)
 
 
 def delete_further(group: GroupState, now_ms: int) -> Steps[bool]:
@@ -406,8 +426,12 @@ def _answer_refused(
 
 def _mark(
     group: GroupState, name: str, config: StreamConfig, more: Sequence[NodeOperation] = ()
-) -> Steps[StreamConfig | None]:
-    """Mark a stream for deletion and take the request; return None if the request was withdrawn."""
+) -> Steps[StreamConfig]:
+    """Mark a stream for deletion and take the request.
+
+    Raises:
+        LostRaceError: the request was withdrawn, or nodes of the stream were written by others.
+    """
     marked = replace(config, state=StreamState.DELETING, deletion_requests=(*config.deletion_requests, name))
     taken = yield from Write(
         [
@@ -416,7 +440,9 @@ def _mark(
             *more,
         ]
     )
-    return marked if taken else None
+    if not taken:
+        raise LostRaceError(f"the deletion of stream {config.name} is not begun")
+    return marked
 
 
 def _step(group: GroupState, doomed: stream_state.Doomed, now_ms: int) -> Steps[bool]:

@@ -58,7 +58,7 @@ from rollbridge_coordinator.core.effects import (
 )
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.core.stream_state import LedStream
-from rollbridge_coordinator.core.waits import StaleStateError
+from rollbridge_coordinator.core.waits import LostRaceError, StaleStateError
 from rollbridge_coordinator.streams.adopt import check_topic_retention, check_topic_scaling, is_its_topic
 
 logger = logging.getLogger(__name__)
@@ -110,12 +110,14 @@ def truncate_stream(group: GroupState, stream: LedStream, name: str, request: Ad
             f"Kafka did not delete all records of {stream.config.name} that were to be deleted; see the "
             "coordinator's log, then repeat the request"
         )
-    yield from Write(
+    answered = yield from Write(
         [
             DeleteNode(f"{paths.requests(group.name)}/{name}"),
             CreateNode(f"{paths.answers(group.name)}/{name}", AdminAnswer(ok=True, answered_ms=now_ms).to_json()),
         ]
     )
+    if not answered:
+        raise LostRaceError(f"the truncation of stream {stream.config.name} is not answered")
     group.metrics.note_answer(request.kind, ok=True)
 
 
@@ -149,9 +151,10 @@ def update_stream(group: GroupState, stream: LedStream, name: str, request: Admi
             CreateNode(f"{paths.answers(group.name)}/{name}", AdminAnswer(ok=True, answered_ms=now_ms).to_json()),
         ]
     )
-    if written:
-        group.metrics.note_answer(request.kind, ok=True)
-        stream.config = config
+    if not written:
+        raise LostRaceError(f"stream {config.name} is not updated")
+    group.metrics.note_answer(request.kind, ok=True)
+    stream.config = config
 
 
 def retain_streams(group: GroupState, now_ms: int) -> Steps[None]:

@@ -47,7 +47,7 @@ from rollbridge_coordinator.core.effects import (
 )
 from rollbridge_coordinator.core.state import GroupState
 from rollbridge_coordinator.core.stream_state import LedStream, segment_topic_spec
-from rollbridge_coordinator.core.waits import SEAL_TIMEOUT, StaleStateError, Wait
+from rollbridge_coordinator.core.waits import SEAL_TIMEOUT, LostRaceError, StaleStateError, Wait
 from rollbridge_coordinator.history.journal import keep_journal
 from rollbridge_coordinator.streams.adopt import is_its_topic, leaving, left_topic, note_settings, refuse_to_leave
 from rollbridge_coordinator.streams.pending_changes import (
@@ -136,12 +136,13 @@ def scale(group: GroupState, stream: LedStream, name: str, request: AdminRequest
             *([] if config is stream.config else [SetNode(paths.stream(config.name), config.to_json())]),
         ]
     )
-    if taken:
-        if config is not stream.config:
-            stream.config = config
-            # Record the settings to open an adopted topic again before it is sealed: ZooKeeper may be lost.
-            yield from keep_journal(group)
-        yield from finish_scale(group, scaling, paths.scaling(group.name))
+    if not taken:
+        raise LostRaceError(f"the scale of stream {stream.config.name} is not begun")
+    if config is not stream.config:
+        stream.config = config
+        # Record the settings to open an adopted topic again before it is sealed: ZooKeeper may be lost.
+        yield from keep_journal(group)
+    yield from finish_scale(group, scaling, paths.scaling(group.name))
 
 
 def _is_held(group: GroupState, places: list[Partition], name: str, request: AdminRequest, now_ms: int) -> Steps[bool]:

@@ -40,6 +40,7 @@ from rollbridge.errors import (
     NotFoundError,
     OutcomeUnknownError,
     RollbridgeError,
+    TransactionPreserverClosedError,
     UnavailableError,
     ZooKeeperUnavailableError,
 )
@@ -488,7 +489,8 @@ class Producers:
                     self._register.check(serving.name)
                 return left
             case AbortLeft(transaction):
-                with suppress(ConflictError, NotFoundError, InvalidRequestError):  # it has ended meanwhile
+                # It has ended meanwhile.
+                with suppress(ConflictError, NotFoundError, InvalidRequestError, TransactionPreserverClosedError):
                     bridge.admin.abort_transaction(transaction, reason=FENCED)
             case FindLabel(label):
                 return rolling.find(label)
