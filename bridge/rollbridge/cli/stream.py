@@ -18,7 +18,7 @@ from rollbridge.cli.records import duration, key_range, segment_numbers, size
 from rollbridge.cli.txn import STORY_S, transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
-from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
+from rollbridge.metadata.changes import StreamFault
 from rollbridge.metadata.picture import StreamPicture, shown_state, stream_state
 from rollbridge.metadata.requests import WaitRow
 from rollbridge.stream.config import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
@@ -611,9 +611,7 @@ def description_text(found: StreamDescription, waits: Sequence[WaitRow] = (), wa
     )
     lines = [f"{name:<9}{value}" for name, value in about]
     if found.fault is not None:
-        is_lost = found.fault.code in (TOPIC_DELETED, TOPIC_RECREATED)
-        what = "its commits end as aborted" if is_lost else "its transactions wait"
-        lines += [f"ERROR    since {moment(found.fault.since_ms)} {what}: {found.fault.reason}"]
+        lines += [f"ERROR    since {moment(found.fault.since_ms)} {found.fault.effect}: {found.fault.reason}"]
     lines += [f"WAITS    {_wait_text(row)}" for row in waits]
     if waits_unknown:
         lines.append(f"WAITS    are not known: {waits_unknown}")
