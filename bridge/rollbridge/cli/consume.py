@@ -117,6 +117,8 @@ def consume(
     start = start or "earliest"
     if start == "latest" and not follow and group is None:
         raise click.UsageError("--from latest (--from-end) without --follow would print nothing")
+    if group == "":
+        raise click.UsageError("the name of a --group is not empty")
     if transactions and group is not None:
         raise click.UsageError("--transactions are read without a consumer --group")
     if one_segment and (transactions or group is not None):

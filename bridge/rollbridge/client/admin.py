@@ -13,7 +13,7 @@ from enum import Enum
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from rollbridge.base.arguments import checked
+from rollbridge.base.arguments import check_ints, checked
 from rollbridge.base.deadlines import Backoff, Deadline, Duration, Timeout, answers_within, as_timedelta, wall_ms
 from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.consumer.reader import beginning, cut_before
@@ -198,6 +198,11 @@ class Admin:
         """
         name = StreamName.parse(stream)
         owner = GroupName(name.scope, DEFAULT_GROUP if group is None else group)
+        check_ints(
+            buffer_partitions=buffer_partitions,
+            replication_factor=replication_factor,
+            record_bytes_max=record_bytes_max,
+        )
         if segments is not None and ranges is not None:
             raise InvalidRequestError("give the number of segments or their ranges, not both; nothing was created")
         if scaling is not None:
@@ -295,6 +300,7 @@ class Admin:
         name = StreamName.of_topic(topic) if stream is None else StreamName.parse(stream)
         owner = GroupName(name.scope, DEFAULT_GROUP if group is None else group)
         wanted = None if partitioner is None else Partitioner.parse(partitioner)
+        check_ints(buffer_partitions=buffer_partitions, replication_factor=replication_factor)
         said = WantedStream(
             group=group,
             buffer_partitions=buffer_partitions,
@@ -426,12 +432,14 @@ class Admin:
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         name = self.name_of(stream)
+        sealed = tuple(seal)
+        check_ints(seal=sealed)
         answer = self._ask(
             self._config(name).group,
             AdminRequest(
                 kind=RequestKind.SCALE_STREAM,
                 stream=str(name),
-                seal=tuple(seal),
+                seal=sealed,
                 ranges=tuple((item.low, item.high) for item in ranges_of(ranges)),
                 abort_foreign=abort_foreign,
                 leave_topic=leave_topic,
