@@ -24,6 +24,7 @@ from rollbridge.cli.common import (
     table,
     zookeeper_session,
 )
+from rollbridge.client.connection import Bridge
 from rollbridge.doctor.checks import find, fold
 from rollbridge.doctor.facts import Severity, gather
 from rollbridge.doctor.repair import (
@@ -36,7 +37,7 @@ from rollbridge.doctor.repair import (
     read_nodes,
     read_topics,
 )
-from rollbridge.errors import ConflictError, CorruptDataError, LocalEnvironmentError
+from rollbridge.errors import ConflictError, CorruptDataError, LocalEnvironmentError, StreamNotFoundError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.journal import RepairStep, begin_log, plan
 from rollbridge.metadata.session import ZooKeeperSession
@@ -201,6 +202,8 @@ def list_snapshots(context: CliContext, scope: str | None) -> None:
     """List the snapshots of all buffers, one line per partition."""
     with connected(context) as b:
         streams = b.admin.list_streams(scope)
+        if scope is not None and not streams:
+            _check_scope(b, scope)
     kafka = context.kafka()
     readers = {name: SnapshotReader(kafka, name) for name in {item.name.scope for item in streams}}
     found = [item for stream in streams for item in readers[stream.name.scope].of(stream)]
@@ -220,6 +223,14 @@ def list_snapshots(context: CliContext, scope: str | None) -> None:
     heading = ("STREAM", "PARTITION", "FORMAT", "ABORTED", "SEGMENTS", "TAIL", "TAKEN", "FAULTS")
     text = table(heading, rows, right=("PARTITION", "ABORTED", "SEGMENTS", "TAIL")) if rows else "There are no streams."
     context.answer([_document(item) for item in found], text)
+
+
+def _check_scope(b: Bridge, scope: str) -> None:
+    known = {item.name.scope for item in b.admin.groups()} | {name.scope for name in b.admin.unreadable_groups()}
+    if scope not in known:
+        raise StreamNotFoundError(
+            f"there is no scope {scope}: no stream was ever created in it", code="scope-not-found"
+        )
 
 
 @snapshot.command()

@@ -299,8 +299,9 @@ def adopt(
 def release(context: CliContext, topic: str, if_exists: bool) -> None:
     """Make an adopted topic a plain one again. It keeps its records; its stream is gone then."""
     with connected(context) as b:
-        b.admin.release_topic(topic, missing_ok=if_exists)
-    context.answer({"topic": topic, "released": True}, f"Topic {topic} is a plain topic.")
+        released = b.admin.release_topic(topic, missing_ok=if_exists)
+    text = f"Topic {topic} is a plain topic." if released else f"No stream has adopted {topic}; nothing was done."
+    context.answer({"topic": topic, "released": released}, text)
 
 
 @stream.command("list")
@@ -488,9 +489,9 @@ def delete(context: CliContext, stream_name: str, yes: bool, if_exists: bool) ->
     check_stream_or_topic(stream_name)
     confirm(context, f"Delete {stream_name} with all its records?", yes, "all records")
     with connected(context) as b:
-        b.admin.delete_stream(stream_name, missing_ok=if_exists)
-    text = f"There is no stream {stream_name} now." if if_exists else f"Deleted {stream_name}."
-    context.answer({"stream": stream_name, "deleted": True}, text)
+        deleted = b.admin.delete_stream(stream_name, missing_ok=if_exists)
+    text = f"Deleted {stream_name}." if deleted else f"There was no stream {stream_name}; nothing was done."
+    context.answer({"stream": stream_name, "deleted": deleted}, text)
 
 
 @stream.command()

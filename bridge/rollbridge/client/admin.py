@@ -354,8 +354,10 @@ class Admin:
             backoff.sleep(patience)
 
     @_within_its_time
-    def release_topic(self, topic: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
+    def release_topic(self, topic: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> bool:
         """Make an adopted topic a plain one again, with all its records; the stream is gone then.
+
+        Returns False if there was nothing to do.
 
         Args:
             topic: The topic, or the stream that has adopted it.
@@ -371,13 +373,13 @@ class Admin:
         """
         try:
             name = self.name_of(topic)
+            config = self._metadata.stream(name)
+            if config is None:
+                raise self._missing(name)
         except StreamNotFoundError:
             if missing_ok:
-                return
+                return False
             raise
-        config = self._metadata.stream(name)
-        if config is None:
-            raise self._missing(name)
         request = AdminRequest(
             kind=RequestKind.RELEASE_TOPIC,
             stream=str(name),
@@ -386,6 +388,7 @@ class Admin:
             created_ms=wall_ms(),
         )
         self._ask(config.group, request, timeout_s)
+        return True
 
     def name_of(self, name: str) -> StreamName:
         """Return the stream that a name means: ``scope/stream``, or a topic that a stream has adopted.
@@ -632,8 +635,10 @@ class Admin:
         return beginning(self._offsets, self._config(self.name_of(stream)).places, self.history(stream))
 
     @_within_its_time
-    def delete_stream(self, stream: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
+    def delete_stream(self, stream: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> bool:
         """Delete a stream with all its topics and records; wait for a deletion that was begun before.
+
+        Returns False if there was none.
 
         Args:
             stream: ``scope/stream``.
@@ -646,12 +651,12 @@ class Admin:
             CoordinatorUnavailableError: no coordinator answered; nothing was deleted.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
-        name = self.name_of(stream)
-        request = AdminRequest(
-            kind=RequestKind.DELETE_STREAM, stream=str(name), client_name=self._client_name, created_ms=wall_ms()
-        )
-        groups = self._groups_of(name)
         try:
+            name = self.name_of(stream)
+            request = AdminRequest(
+                kind=RequestKind.DELETE_STREAM, stream=str(name), client_name=self._client_name, created_ms=wall_ms()
+            )
+            groups = self._groups_of(name)
             if not groups:
                 raise self._missing(name)
             for place, group in enumerate(groups, 1):
@@ -664,6 +669,8 @@ class Admin:
         except StreamNotFoundError:
             if not missing_ok:
                 raise
+            return False
+        return True
 
     def _groups_of(self, name: StreamName) -> list[GroupName]:
         """Return the group of a stream, or those that it may be in, if its settings cannot be read."""
