@@ -42,7 +42,7 @@ from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.journal import RepairStep, begin_log, plan
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
-from rollbridge.monitoring.runbook import DOCS, Alert, alerts_of, board, explained, plain_runbook, rules
+from rollbridge.monitoring.runbook import DOCS, Alert, FindingNote, alerts_of, board, explained, plain_runbook, rules
 from rollbridge.stream.names import GroupName, check_stream_or_topic, group_named
 
 
@@ -65,7 +65,7 @@ def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode
     """
     if explain is not None:
         told = explained(explain)
-        context.answer([_explanation(alert) for alert in told], "\n".join(map(plain_runbook, told)))
+        context.answer([_explanation(item) for item in told], "\n".join(map(plain_runbook, told)))
         return ExitCode.OK
     facts = gather(context.settings(), context.kafka())
     found = find(facts, old)
@@ -106,8 +106,10 @@ def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode
     return ExitCode.FINDINGS if any(finding.severity is Severity.PROBLEM for finding in found) else ExitCode.OK
 
 
-def _explanation(alert: Alert) -> dict[str, Any]:
-    """Return an alert with its runbook as JSON."""
+def _explanation(alert: Alert | FindingNote) -> dict[str, Any]:
+    """Return an alert with its runbook, or the note of a finding, as JSON."""
+    if isinstance(alert, FindingNote):
+        return {"finding": alert.check, "means": alert.means, "do": [alert.do]}
     return {
         "alert": alert.full_name,
         "severity": alert.severity,
