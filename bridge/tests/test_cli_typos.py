@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,8 @@ from rollbridge.metadata.requests import AdminAnswer, AdminRequest
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.names import GroupName, StreamName
 
+ADOPTED = StreamName("sales", "adopted")
+
 
 class Found(Stored):
     """ZooKeeper with one stream, of the scope sales, and its group."""
@@ -34,7 +37,8 @@ class Found(Stored):
         return [ORDERS.scope]
 
     def stream(self, name: StreamName) -> Any:
-        return super().stream(name) if name == ORDERS else None
+        found = super().stream(name)
+        return {ORDERS: found, ADOPTED: replace(found, topic="adopted", partitioner="murmur2")}.get(name)
 
     def streams(self, scope: str | None) -> list[StreamConfig]:
         return [self.stream(ORDERS)] if scope in (None, ORDERS.scope) else []
@@ -105,7 +109,7 @@ def test_a_name_of_nothing_is_not_found(
         ("stream delete sales/orders --yes", "deleted", True),
         ("stream release nope", "released", False),
         ("stream release nope/x", "released", False),
-        ("stream release sales/orders", "released", True),
+        ("stream release sales/adopted", "released", True),
     ],
 )
 def test_what_was_not_there_is_said_not_to_have_been_done(
@@ -116,3 +120,8 @@ def test_what_was_not_there_is_said_not_to_have_been_done(
     assert json.loads(capsys.readouterr().out)[what] is is_done
     assert main(whole) == ExitCode.OK
     assert ("nothing was done" in capsys.readouterr().out) is not is_done
+
+
+def test_a_stream_without_a_topic_is_not_released(admin: Admin, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["stream", "release", "sales/orders"]) == ExitCode.REFUSED
+    assert capsys.readouterr().err.endswith("stream sales/orders has not adopted a topic; nothing was done\n")

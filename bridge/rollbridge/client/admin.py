@@ -380,6 +380,8 @@ class Admin:
             if missing_ok:
                 return False
             raise
+        if not config.topic:
+            raise InvalidRequestError(f"stream {name} has not adopted a topic; nothing was done")
         request = AdminRequest(
             kind=RequestKind.RELEASE_TOPIC,
             stream=str(name),
