@@ -163,7 +163,7 @@ def _write(
         for key, value in records:
             txn.write(stream, key=key, value=value, headers=headers)
     except InvalidRequestError as fault:
-        # A program can go on with the transaction; here it is aborted.
+        # A program can continue with the transaction; here it is aborted.
         fault.args = (str(fault).replace(usable(TRANSACTION_AUTHOR), ", and no line was committed"),)
         raise
 

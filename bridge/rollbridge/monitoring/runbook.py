@@ -166,7 +166,7 @@ def alerts_of(check: str) -> list[Alert]:
 
 @dataclass(frozen=True, slots=True)
 class FindingNote:
-    """What is to be known of a finding of the doctor that goes with no alert.
+    """Explanation of a finding of the doctor that goes with no alert.
 
     Attributes:
         check: Its name.
