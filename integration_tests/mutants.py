@@ -110,7 +110,7 @@ ROWS: Final[Mapping[int, Sequence[str]]] = {
     116: ("bridge/rollbridge/base/text.py: printable",),
     117: (
         "gateway/rollbridge_gateway/server/server.py: telling",
-        "bridge/rollbridge/base/security.py: ends_of_validity _not_after _element",
+        "bridge/rollbridge/base/security.py: validities _validity _time _element",
         "gateway/rollbridge_gateway/settings.py: GatewaySettings.check_certificate",
     ),
     118: ("coordinator/rollbridge_coordinator/daemon/succession.py: stands_in_s hands_over_to Setbacks",),

@@ -67,6 +67,8 @@ def test_every_role_has_rights(role: str, capsys: pytest.CaptureFixture[str]) ->
         (["kafka-acls", "writer", "__consumer_offsets"], ExitCode.REFUSED),
         (["kafka-acls", "writer", "sales/orders", "--topic", "sales.default.commit-log"], ExitCode.REFUSED),
         (["kafka-acls", "writer", "sales/orders", "--group", "a.b"], ExitCode.REFUSED),
+        (["kafka-acls", "writer", "sales/orders", "--principal", ""], ExitCode.USAGE),
+        (["kafka-acls", "writer", "sales/orders", "--principal", "alice"], ExitCode.USAGE),
         (["grant", "sales/default"], ExitCode.USAGE),
         (["grant", "gateways"], ExitCode.USAGE),
         (["grant", "gateways", "alice"], ExitCode.REFUSED),

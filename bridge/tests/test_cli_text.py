@@ -31,7 +31,7 @@ from rollbridge.cli.stream import description_text, divide, history_table, strea
 from rollbridge.client.admin import StreamDescription
 from rollbridge.consumer.records import Origin, Record, record_of
 from rollbridge.errors import InvalidRequestError, LocalEnvironmentError, RecordTooLargeError
-from rollbridge.metadata.changes import TOPIC_CLOSED, TOPIC_DELETED, StreamFault
+from rollbridge.metadata.changes import TOPIC_CLOSED, TOPIC_DELETED, TOPIC_RECREATED, StreamFault
 from rollbridge.metadata.picture import StreamPicture
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
@@ -378,3 +378,19 @@ def test_an_adopted_topic_shows_where_streams_do() -> None:
     assert "topic's own settings" not in description(ADOPTED, left=True)
     assert "its commits end as aborted: it has 6" in description(ADOPTED, TOPIC_DELETED)
     assert "its transactions wait: it has 6" in description(ADOPTED, TOPIC_CLOSED)
+
+
+@pytest.mark.parametrize(
+    ("code", "effect"),
+    [
+        (TOPIC_DELETED, "its commits end as aborted"),
+        (TOPIC_RECREATED, "its commits end as aborted"),
+        (TOPIC_CLOSED, "its transactions wait"),
+        ("buffer-lost", "it is not led"),
+    ],
+)
+def test_status_and_description_say_the_same_of_a_fault(code: str, effect: str) -> None:
+    told = StreamPicture(ADOPTED, error=StreamFault("it has 6 partitions", code, "orders", 0)).fault
+    assert told is not None
+    assert told.what == f"{effect}: it has 6 partitions"
+    assert told.what in description(ADOPTED, code)

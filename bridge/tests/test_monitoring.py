@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import re
 import tomllib
@@ -16,7 +17,8 @@ from rollbridge.cli.common import ExitCode
 from rollbridge.cli.doctor import BOARD_FILE, RULES_FILE
 from rollbridge.cli.main import main
 from rollbridge.cli.main import rollbridge as command_line
-from rollbridge.monitoring.runbook import Alert, alerts, alerts_of, plain_runbook, remedy, rules, runbook
+from rollbridge.metadata.changes import TOPIC_CLOSED, TOPIC_DELETED, UNLED, WATCHED
+from rollbridge.monitoring.runbook import Alert, alerts, alerts_of, notes, plain_runbook, remedy, rules, runbook
 
 ROOT = Path(__file__).parents[2]
 DOCTOR = ROOT / "bridge" / "rollbridge" / "doctor"
@@ -112,6 +114,55 @@ def test_the_doctor_explains_an_alert_by_any_of_its_names(name: str, capsys: pyt
 def test_a_finding_that_goes_with_several_alerts_has_all_of_them_explained(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = told(capsys, "doctor", "--explain", "stream-error", "--json")
     assert [item["alert"] for item in json.loads(out)] == ["RollbridgeChangeWaits", "RollbridgeStreamInError"]
+
+
+def named_checks() -> set[str]:
+    """The names of all findings: the doctor's modules have them literally, by a constant, or as a stream's fault."""
+    found = set[str]()
+    for path in DOCTOR.glob("*.py"):
+        module = importlib.import_module(f"rollbridge.doctor.{path.stem}")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            called = (
+                ast.walk(node.func) if isinstance(node, ast.Call) else ()
+            )  # also (problem if ... else warning)(...)
+            if not {"problem", "warning"} & {item.id for item in called if isinstance(item, ast.Name)}:
+                continue
+            assert isinstance(node, ast.Call)
+            match node.args[0]:
+                case ast.Constant(value=str(name)):
+                    found.add(name)
+                case ast.Name(id=constant):
+                    found.add(getattr(module, constant))
+                case ast.Attribute(attr="code"):
+                    found |= WATCHED | UNLED
+                case other:
+                    pytest.fail(f"what is {ast.unparse(other)}?")
+    return found
+
+
+def test_the_doctor_explains_each_of_its_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = named_checks()
+    assert {"orphan", "name-clash", "short-retention", TOPIC_DELETED, TOPIC_CLOSED, "no-leader"} <= checks
+    for check in sorted(checks):
+        code, out, _ = told(capsys, "doctor", "--explain", check)
+        assert code == ExitCode.OK, check
+        assert max(map(len, out.splitlines())) <= 100
+        assert told(capsys, "doctor", "--explain", check, "--json")[0] == ExitCode.OK
+    assert notes().keys() <= checks
+    assert not {check for check in notes() if alerts_of(check)}, "the runbook has these"
+
+
+def test_a_finding_that_goes_with_no_alert_is_told_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = told(capsys, "doctor", "--explain", "Topic-Deleted")
+    assert out.startswith(
+        "topic-deleted in rollbridge doctor\n\nThe topic that a stream has adopted was deleted: commits"
+    )
+    assert "\n- rollbridge stream release TOPIC, which ends what is open as aborted\n" in out
+    _, out, _ = told(capsys, "doctor", "--explain", "orphan", "--json")
+    [note] = json.loads(out)
+    assert (note["finding"], len(note["do"])) == ("orphan", 1)
+    _, out, _ = told(capsys, "doctor", "--explain", "buffer-lost", "--json")
+    assert [item["alert"] for item in json.loads(out)] == ["RollbridgeStreamInError"]
 
 
 def test_a_name_that_there_is_not_is_an_error_that_names_those_that_there_are(

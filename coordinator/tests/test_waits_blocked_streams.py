@@ -12,7 +12,7 @@ from coordinator.tests.makers import Bench
 from rollbridge.base.effects import AnyEffect, run
 from rollbridge.buffer.state import BufferedTransaction
 from rollbridge.buffer.table import State
-from rollbridge.metadata.changes import SUSPENDED, StreamFault
+from rollbridge.metadata.changes import SUSPENDED, TOPIC_DELETED, StreamFault
 from rollbridge.stream.group_offsets import GroupOffsets
 from rollbridge_coordinator.commit.merge import items_of, merge_direct
 from rollbridge_coordinator.commit.plan import targets
@@ -216,6 +216,16 @@ def test_where_offsets_were_refused_in_the_same_round_the_frame_at_fault_is_foun
 
 
 FAULT = StreamFault("no", "INVALID_RECORD", "t", 0)
+
+
+def test_the_log_says_of_a_lost_topic_that_commits_end_as_aborted() -> None:
+    faults = BlockedStreams()
+    faults.note(ORDERS, FAULT, 0)
+    faults.note(OTHER, StreamFault("topic e.gone was deleted", TOPIC_DELETED, "e.gone", 0), 0)
+    assert faults.news == [
+        f"stream {ORDERS} is in an error state, its transactions wait: no",
+        f"stream {OTHER} is in an error state, its commits end as aborted: topic e.gone was deleted",
+    ]
 
 
 def test_a_stream_is_tried_ever_less_often_until_it_works() -> None:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from rollbridge.config import ADDRESSES_FILE, ADDRESSES_FORMAT
-from rollbridge.errors import LocalEnvironmentError
+from rollbridge.errors import InvalidRequestError, LocalEnvironmentError
 
 KAFKA: Final = "kafka"
 ZOOKEEPER: Final = "zookeeper"
@@ -305,10 +305,11 @@ def decide(home: Home, before: ClusterState | None, wishes: Wishes, running: Col
     """Return the settings that the cluster should have from now on.
 
     Raises:
+        InvalidRequestError: the heap is no size.
         LocalEnvironmentError: a requested port is in use, or cannot be changed because its server runs.
     """
     if wishes.kafka_heap is not None and not _HEAP.fullmatch(wishes.kafka_heap):
-        raise LocalEnvironmentError(
+        raise InvalidRequestError(
             f"{wishes.kafka_heap!r} is not a heap size: a number with k, m or g is expected, such as 512m"
         )
     state = before or ClusterState(

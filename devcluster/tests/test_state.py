@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from rollbridge.errors import LocalEnvironmentError
+from rollbridge.errors import InvalidRequestError, LocalEnvironmentError
 from rollbridge_devcluster.state import (
     ClusterState,
     Home,
@@ -132,7 +132,7 @@ def test_a_listener_on_all_addresses_takes_the_port_too() -> None:
 
 @pytest.mark.parametrize("heap", ["", "1", "0g", "1t", "-1g", "1g -Xms1g"])
 def test_a_heap_that_java_would_not_take_is_refused(heap: str, home: Home) -> None:
-    with pytest.raises(LocalEnvironmentError, match="not a heap size"):
+    with pytest.raises(InvalidRequestError, match="not a heap size"):
         decide(home, None, Wishes(kafka_heap=heap), ())
 
 

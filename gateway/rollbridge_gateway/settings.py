@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from rollbridge.base.options import MIB, faults_of, option
-from rollbridge.base.security import WARNED_BEFORE, ends_of_validity
+from rollbridge.base.security import WARNED_BEFORE, Validity, validities
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError
 
@@ -107,11 +107,11 @@ class GatewaySettings:
         Raises:
             ConfigError: it cannot be read.
         """
-        return min(self._ends(), default=None)
+        return min((item.end for item in self._validities()), default=None)
 
-    def _ends(self) -> list[datetime]:
+    def _validities(self) -> list[Validity]:
         try:
-            return ends_of_validity(self.certificate) if self.certificate else []
+            return validities(self.certificate) if self.certificate else []
         except (OSError, ValueError) as fault:
             raise ConfigError(f"certificate: cannot be used: {fault}") from fault
 
@@ -119,9 +119,16 @@ class GatewaySettings:
         """Expect the certificate to be valid, for two weeks at least, or else say so in the log.
 
         Raises:
-            ConfigError: it has run out; nothing was begun.
+            ConfigError: it has run out, or is not valid yet; nothing was begun.
         """
-        ends = self._ends()
+        found = self._validities()
+        if found and found[0].begin > now:
+            raise ConfigError(
+                f"certificate: {self.certificate} is valid from {found[0].begin:%Y-%m-%d %H:%M} UTC on, so clients "
+                "would refuse it until then; nothing was begun; start it later, take the one before, or set the clock "
+                "of this machine right"
+            )
+        ends = [item.end for item in found]
         if not ends or min(ends) - now > WARNED_BEFORE:
             return
         if ends[0] <= now:

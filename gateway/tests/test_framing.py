@@ -20,7 +20,7 @@ import pytest
 import uvloop
 
 from rollbridge.base.logs import LIMITER
-from rollbridge.base.security import ends_of_validity
+from rollbridge.base.security import validities
 from rollbridge.config import ConnectionSettings
 from rollbridge.errors import ConfigError
 from rollbridge_gateway.server.framing import AHEAD_BYTES, PIECE_BYTES, Closing, MessageStream, Pace, Traffic
@@ -522,7 +522,7 @@ def test_a_certificate_that_has_run_out_is_refused_and_one_that_soon_will_is_tol
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     checked = settings(str(made(tmp_path, 20)))
-    [until] = ends_of_validity(checked.certificate)
+    [(begin, until)] = validities(checked.certificate)
     with caplog.at_level(logging.WARNING):
         checked.check_certificate(until - timedelta(days=15))
         assert not caplog.records
@@ -530,6 +530,9 @@ def test_a_certificate_that_has_run_out_is_refused_and_one_that_soon_will_is_tol
     assert f"certificate.expires file={checked.certificate} until={until:%Y-%m-%d}" in caplog.text
     with pytest.raises(ConfigError, match=r"made\.pem has run out on .* nothing was begun; renew it"):
         checked.check_certificate(until)
+    with pytest.raises(ConfigError, match=rf"made\.pem is valid from {begin:%Y-%m-%d} .* nothing was begun; start it"):
+        checked.check_certificate(begin - timedelta(seconds=1))
+    checked.check_certificate(begin)
 
 
 def test_an_authoritys_that_has_run_out_is_told_and_keeps_no_gateway_from_starting(
@@ -541,7 +544,7 @@ def test_an_authoritys_that_has_run_out_is_told_and_keeps_no_gateway_from_starti
     chain = tmp_path / "chain.pem"
     chain.write_text("".join((tmp_path / name / "made.pem").read_text() for name in ("own", "authority")))
     checked = settings(str(chain))
-    own, authority = ends_of_validity(str(chain))
+    own, authority = (item.end for item in validities(str(chain)))
     with caplog.at_level(logging.WARNING):
         checked.check_certificate(authority + timedelta(days=1))
     assert f"certificate.expires file={chain} until={authority:%Y-%m-%d}" in caplog.text

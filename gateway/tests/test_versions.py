@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +37,24 @@ def test_librdkafka_takes_it_for_a_modern_broker() -> None:
     found = offered(BROKER)
     assert found[Api.FETCH].low <= 4 <= found[Api.FETCH].high
     assert found[Api.PRODUCE].low == 0
+
+
+NAMED = {"OffsetCommit": 8, "OffsetFetch": 9, "DescribeQuorum": 55}
+"""Numbers of requests that have no name in the package."""
+
+
+def test_the_page_names_the_versions_that_end_below_those_of_a_broker() -> None:
+    page = " ".join((Path(__file__).parents[2] / "docs" / "gateway.md").read_text(encoding="utf-8").split())
+    [said] = re.findall(r"requests end below those of a broker of Kafka 4\.2: (.+?)\. ", page)
+    found = dict(re.findall(r"(\w+) (\d+)", said))
+    numbers = {name: NAMED.get(name) or Api[re.sub(r"(?<!^)(?=[A-Z])", "_", name).upper()] for name in found}
+    assert {numbers[name]: int(version) for name, version in found.items()} == {
+        key: TABLE[key].high for key in {*numbers.values(), *(key for key in TABLE if _is_lower(key))}
+    }
+
+
+def _is_lower(key: int) -> bool:
+    return key in KAFKA_4_2 and TABLE[key].high < KAFKA_4_2[key][1]
 
 
 def test_nothing_is_offered_that_is_not_served() -> None:

@@ -150,6 +150,21 @@ class CheckedParameter:
         )
 
 
+INT_MAX: Final = (1 << 31) - 1
+
+
+def check_ints(**numbers: int | Iterable[int] | None) -> None:
+    """Check whole numbers, by their names, that are stored in 32 bits; what else they must be says who takes them.
+
+    Raises:
+        InvalidRequestError: One is more.
+    """
+    for name, given in numbers.items():
+        for number in () if given is None else (given,) if isinstance(given, int) else given:
+            if not -INT_MAX <= number <= INT_MAX:
+                raise InvalidRequestError(f"{name} is {number:,}, more than 32 bits hold; nothing was written")
+
+
 _PACKAGE: Final = __name__.partition(".")[0]
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Auth, Connect
@@ -361,7 +361,7 @@ class Quieter(logging.LoggerAdapter[logging.Logger]):
         super().log(logging.INFO if level == logging.WARNING else level, msg, *shown, **kwargs)
 
 
-# When certificates run out. Pure but for reading their files.
+# When certificates are valid. Pure but for reading their files.
 #
 # Python's :mod:`ssl` tells that of a peer's certificate only, so what it takes is read here: of a certificate (RFC
 # 5280) the sequence ``[version] serial algorithm issuer validity ...``.
@@ -375,8 +375,15 @@ _SHORT_TIME: Final = 0x17
 """With two digits of the year, for 1950 to 2049."""
 
 
-def ends_of_validity(path: str) -> list[datetime]:
-    """Return when the certificates of a file run out: first the server's own, then those of its authorities.
+class Validity(NamedTuple):
+    """Time within which a certificate is valid."""
+
+    begin: datetime
+    end: datetime
+
+
+def validities(path: str) -> list[Validity]:
+    """Return when the certificates of a file are valid: first the server's own, then those of its authorities.
 
     A client need not mind one of an authority that has run out: it may know another way to one that it trusts.
 
@@ -388,24 +395,29 @@ def ends_of_validity(path: str) -> list[datetime]:
     if not found:
         raise ValueError(f"{path} holds no certificate in PEM")
     try:
-        return [_not_after(ssl.PEM_cert_to_DER_cert(pem)) for pem in found]
+        return [_validity(ssl.PEM_cert_to_DER_cert(pem)) for pem in found]
     except (IndexError, ValueError) as fault:
         raise ValueError(f"{path} holds a certificate that cannot be read") from fault
 
 
-def _not_after(der: bytes) -> datetime:
+def _validity(der: bytes) -> Validity:
     _, at, _ = _element(der, 0)
     _, at, _ = _element(der, at)
     kind, start, end = _element(der, at)
     for _ in range(4 if kind == _VERSION else 3):
         at = end
         _, start, end = _element(der, at)
-    _, _, at = _element(der, start)  # notBefore
+    begin, at = _time(der, start)
+    return Validity(begin, _time(der, at)[0])
+
+
+def _time(der: bytes, at: int) -> tuple[datetime, int]:
+    """Return a time, and where what follows it begins."""
     kind, start, end = _element(der, at)
     text = der[start:end].decode("ascii")
     if kind == _SHORT_TIME:
         text = f"{'19' if text >= '50' else '20'}{text}"
-    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC)
+    return datetime.strptime(text, "%Y%m%d%H%M%SZ").replace(tzinfo=UTC), end
 
 
 def _element(der: bytes, at: int) -> tuple[int, int, int]:

@@ -261,7 +261,7 @@ class StreamAppender:
         except WaitedTooLongError as fault:
             return machine.Stalled(f"an earlier native transaction is still open: {fault}")
         except AppendUnknownError as fault:
-            return machine.Lost(str(fault))
+            return machine.Lost(fault.why)  # its text calls the outcome unknown, which the round finds out
         except FencedError as fault:
             return machine.Fenced(str(fault))
         except AppendRefusedError as fault:

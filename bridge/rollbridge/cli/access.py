@@ -143,6 +143,8 @@ def kafka_acls(
     A coordinator's permissions cover the whole scope of the stream. For TOPIC, which is to be adopted or was, they are
     those on it and on topics/TOPIC; with another stream than that, name SCOPE/STREAM and `--topic`.
     """
+    if not all(principal.partition(":")):
+        raise click.UsageError(f"{principal!r} is not a principal: its type and its name, such as User:alice")
     if "/" not in check_stream_or_topic(stream_name):
         if topic is not None:
             raise click.UsageError("give a topic by its name, or SCOPE/STREAM with --topic")

@@ -21,8 +21,10 @@ from rollbridge.consumer.consumer import Consumer
 from rollbridge.consumer.reader import IsolationLevel, Reader
 from rollbridge.consumer.records import Record
 from rollbridge.consumer.transactions import CommittedTransaction, TransactionReader
+from rollbridge.errors import NotFoundError
 from rollbridge.kafka.errors import translate
-from rollbridge.stream.names import DEFAULT_GROUP, GroupName, check_stream_or_topic, parse_qualified
+from rollbridge.stream.epochs import EpochHistory
+from rollbridge.stream.names import DEFAULT_GROUP, GroupName, StreamName, check_stream_or_topic, parse_qualified
 
 _POLL_S = 0.2
 _BATCH = 500
@@ -117,6 +119,8 @@ def consume(
     start = start or "earliest"
     if start == "latest" and not follow and group is None:
         raise click.UsageError("--from latest (--from-end) without --follow would print nothing")
+    if group == "":
+        raise click.UsageError("the name of a --group is not empty")
     if transactions and group is not None:
         raise click.UsageError("--transactions are read without a consumer --group")
     if one_segment and (transactions or group is not None):
@@ -128,10 +132,9 @@ def consume(
     if group is not None and start not in ("earliest", "latest"):
         raise click.UsageError("with --group, --from is earliest or latest")
     owner = _owner(name) if transactions else None
-    wanted = None
-    if one_segment:
-        stream, segment, transaction = parse_qualified(name)
-        name, wanted = str(stream), _part_of(segment, transaction)
+    part = parse_qualified(name) if one_segment else None
+    if part is not None:
+        name = str(part[0])
     elif owner is None:
         check_stream_or_topic(name)
     line: LineFormat = json_line if context.json else line_of(template, null)
@@ -143,6 +146,7 @@ def consume(
         elif group is not None:
             _member(context, b, name, start, group, line, show)
         else:
+            wanted = None if part is None else _part_of(b.admin.history(name), *part)
             reader = b.reader(name, isolation=cast("IsolationLevel", isolation), **reading)
             _records(context, reader, name, line, show, wanted)
 
@@ -151,11 +155,23 @@ def _owner(name: str) -> GroupName:
     return GroupName.parse(name) if "/" in name else GroupName(name, DEFAULT_GROUP)
 
 
-def _part_of(segment: SegmentId, transaction: TransactionId | None) -> Callable[[Record], bool]:
+def _part_of(
+    history: EpochHistory, stream: StreamName, segment: SegmentId, transaction: TransactionId | None
+) -> Callable[[Record], bool]:
     """Return a filter for the records of a segment, or for those that a transaction has written to that segment.
 
     A rolling commit creates a segment with the number of the one written to, so the number decides.
+
+    Raises:
+        NotFoundError: there is no such segment, or for a transaction none of that number.
     """
+    known = history.segments()
+    if segment not in known and (transaction is None or all(item.number != segment.number for item in known)):
+        dropped = f", or it ended before epoch {history.first}, the first that is kept" if history.first else ""
+        raise NotFoundError(
+            f"there is no segment {stream.qualified(segment, transaction)}{dropped}; `rollbridge stream history "
+            f"{stream}` lists all"
+        )
     if transaction is None:
         return lambda record: record.segment == segment
     return lambda record: record.transaction_id == transaction and record.segment.number == segment.number

@@ -24,6 +24,7 @@ from rollbridge.cli.common import (
     table,
     zookeeper_session,
 )
+from rollbridge.client.connection import Bridge
 from rollbridge.doctor.checks import find, fold
 from rollbridge.doctor.facts import Severity, gather
 from rollbridge.doctor.repair import (
@@ -36,12 +37,12 @@ from rollbridge.doctor.repair import (
     read_nodes,
     read_topics,
 )
-from rollbridge.errors import ConflictError, CorruptDataError, LocalEnvironmentError
+from rollbridge.errors import ConflictError, CorruptDataError, LocalEnvironmentError, StreamNotFoundError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.journal import RepairStep, begin_log, plan
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
-from rollbridge.monitoring.runbook import DOCS, Alert, alerts_of, board, explained, plain_runbook, rules
+from rollbridge.monitoring.runbook import DOCS, Alert, FindingNote, alerts_of, board, explained, plain_runbook, rules
 from rollbridge.stream.names import GroupName, check_stream_or_topic, group_named
 
 
@@ -64,7 +65,7 @@ def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode
     """
     if explain is not None:
         told = explained(explain)
-        context.answer([_explanation(alert) for alert in told], "\n".join(map(plain_runbook, told)))
+        context.answer([_explanation(item) for item in told], "\n".join(map(plain_runbook, told)))
         return ExitCode.OK
     facts = gather(context.settings(), context.kafka())
     found = find(facts, old)
@@ -105,8 +106,10 @@ def doctor(context: CliContext, explain: str | None, old: timedelta) -> ExitCode
     return ExitCode.FINDINGS if any(finding.severity is Severity.PROBLEM for finding in found) else ExitCode.OK
 
 
-def _explanation(alert: Alert) -> dict[str, Any]:
-    """Return an alert with its runbook as JSON."""
+def _explanation(alert: Alert | FindingNote) -> dict[str, Any]:
+    """Return an alert with its runbook, or the note of a finding, as JSON."""
+    if isinstance(alert, FindingNote):
+        return {"finding": alert.check, "means": alert.means, "do": [alert.do]}
     return {
         "alert": alert.full_name,
         "severity": alert.severity,
@@ -201,6 +204,8 @@ def list_snapshots(context: CliContext, scope: str | None) -> None:
     """List the snapshots of all buffers, one line per partition."""
     with connected(context) as b:
         streams = b.admin.list_streams(scope)
+        if scope is not None and not streams:
+            _check_scope(b, scope)
     kafka = context.kafka()
     readers = {name: SnapshotReader(kafka, name) for name in {item.name.scope for item in streams}}
     found = [item for stream in streams for item in readers[stream.name.scope].of(stream)]
@@ -220,6 +225,14 @@ def list_snapshots(context: CliContext, scope: str | None) -> None:
     heading = ("STREAM", "PARTITION", "FORMAT", "ABORTED", "SEGMENTS", "TAIL", "TAKEN", "FAULTS")
     text = table(heading, rows, right=("PARTITION", "ABORTED", "SEGMENTS", "TAIL")) if rows else "There are no streams."
     context.answer([_document(item) for item in found], text)
+
+
+def _check_scope(b: Bridge, scope: str) -> None:
+    known = {item.name.scope for item in b.admin.groups()} | {name.scope for name in b.admin.unreadable_groups()}
+    if scope not in known:
+        raise StreamNotFoundError(
+            f"there is no scope {scope}: no stream was ever created in it", code="scope-not-found"
+        )
 
 
 @snapshot.command()

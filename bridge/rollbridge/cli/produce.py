@@ -20,6 +20,7 @@ from rollbridge.cli.common import CliContext, connected, counted, is_terminal
 from rollbridge.client.transaction import Transaction
 from rollbridge.config import ClientOptions
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError, RollbridgeError
+from rollbridge.kafka.record_limits import TRANSACTION_AUTHOR, usable
 from rollbridge.kafka.records import Compression
 from rollbridge.stream.conditions import Scope
 from rollbridge.stream.names import check_stream_or_topic
@@ -155,11 +156,16 @@ def split(source: BinaryIO, separator: bytes | None) -> Iterator[tuple[bytes | N
 def _write(
     txn: Transaction, stream: str, records: Iterator[tuple[bytes | None, bytes]], headers: list[HeaderPair]
 ) -> None:
-    if not headers:
-        txn.write_all(stream, records)
-        return
-    for key, value in records:
-        txn.write(stream, key=key, value=value, headers=headers)
+    try:
+        if not headers:
+            txn.write_all(stream, records)
+            return
+        for key, value in records:
+            txn.write(stream, key=key, value=value, headers=headers)
+    except InvalidRequestError as fault:
+        # A program can continue with the transaction; here it is aborted.
+        fault.args = (str(fault).replace(usable(TRANSACTION_AUTHOR), ", and no line was committed"),)
+        raise
 
 
 class _Counting:

@@ -18,7 +18,7 @@ from rollbridge.cli.records import duration, key_range, segment_numbers, size
 from rollbridge.cli.txn import STORY_S, transaction_document, transaction_table
 from rollbridge.client.admin import StreamDescription
 from rollbridge.errors import LocalEnvironmentError, RollbridgeError
-from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED, StreamFault
+from rollbridge.metadata.changes import StreamFault
 from rollbridge.metadata.picture import StreamPicture, shown_state, stream_state
 from rollbridge.metadata.requests import WaitRow
 from rollbridge.stream.config import FOREVER, HeaderForm, RecordTimes, Retention, StreamConfig
@@ -299,8 +299,9 @@ def adopt(
 def release(context: CliContext, topic: str, if_exists: bool) -> None:
     """Make an adopted topic a plain one again. It keeps its records; its stream is gone then."""
     with connected(context) as b:
-        b.admin.release_topic(topic, missing_ok=if_exists)
-    context.answer({"topic": topic, "released": True}, f"Topic {topic} is a plain topic.")
+        released = b.admin.release_topic(topic, missing_ok=if_exists)
+    text = f"Topic {topic} is a plain topic." if released else f"No stream has adopted {topic}; nothing was done."
+    context.answer({"topic": topic, "released": released}, text)
 
 
 @stream.command("list")
@@ -488,9 +489,9 @@ def delete(context: CliContext, stream_name: str, yes: bool, if_exists: bool) ->
     check_stream_or_topic(stream_name)
     confirm(context, f"Delete {stream_name} with all its records?", yes, "all records")
     with connected(context) as b:
-        b.admin.delete_stream(stream_name, missing_ok=if_exists)
-    text = f"There is no stream {stream_name} now." if if_exists else f"Deleted {stream_name}."
-    context.answer({"stream": stream_name, "deleted": True}, text)
+        deleted = b.admin.delete_stream(stream_name, missing_ok=if_exists)
+    text = f"Deleted {stream_name}." if deleted else f"There was no stream {stream_name}; nothing was done."
+    context.answer({"stream": stream_name, "deleted": deleted}, text)
 
 
 @stream.command()
@@ -611,9 +612,7 @@ def description_text(found: StreamDescription, waits: Sequence[WaitRow] = (), wa
     )
     lines = [f"{name:<9}{value}" for name, value in about]
     if found.fault is not None:
-        is_lost = found.fault.code in (TOPIC_DELETED, TOPIC_RECREATED)
-        what = "its commits end as aborted" if is_lost else "its transactions wait"
-        lines += [f"ERROR    since {moment(found.fault.since_ms)} {what}: {found.fault.reason}"]
+        lines += [f"ERROR    since {moment(found.fault.since_ms)} {found.fault.effect}: {found.fault.reason}"]
     lines += [f"WAITS    {_wait_text(row)}" for row in waits]
     if waits_unknown:
         lines.append(f"WAITS    are not known: {waits_unknown}")

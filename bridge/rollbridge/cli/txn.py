@@ -78,8 +78,6 @@ def list_transactions(
     wanted = None if group is None else GroupName.parse(group)
     now_ms = wall_ms()
     keep: list[Callable[[TransactionRecord], bool]] = []
-    if stream_name is not None:
-        keep.append(lambda record: stream_name in record.streams)
     if client is not None:
         keep.append(lambda record: record.client_name == client)
     if label is not None:
@@ -91,8 +89,17 @@ def list_transactions(
     if max_lease is not None:
         keep.append(lambda record: record.begun_ms + record.lease_ms - now_ms <= max_lease / timedelta(milliseconds=1))
     with connected(context) as b:
+        if stream_name is not None:
+            own = str(b.admin.name_of(stream_name))
+            keep.append(lambda record: own in record.streams)
         found = [record for record in b.admin.transactions(wanted) if all(check(record) for check in keep)]
         unreadable = b.admin.unreadable_groups()
+        if not found:  # it may be of a mistaken name, which is not answered as if there were nothing
+            if wanted is not None and wanted not in unreadable:
+                b.admin.group(str(wanted))
+            if stream_name is not None:
+                with suppress(CorruptDataError):
+                    b.admin.places(stream_name)
     for name, why in unreadable.items():
         if wanted in (None, name):
             context.tell(f"group {name} may have more open transactions, its record cannot be read: {why}")

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import wraps
 from typing import Concatenate, Final, ParamSpec, TypeVar
 
-from rollbridge.base.arguments import checked
+from rollbridge.base.arguments import check_ints, checked
 from rollbridge.base.deadlines import Backoff, Deadline, Duration, Timeout, answers_within, as_timedelta, wall_ms
 from rollbridge.base.ids import SegmentId, TransactionId
 from rollbridge.client.outcomes import OutcomeClient
@@ -199,6 +199,11 @@ class Admin:
         """
         name = StreamName.parse(stream)
         owner = GroupName(name.scope, DEFAULT_GROUP if group is None else group)
+        check_ints(
+            buffer_partitions=buffer_partitions,
+            replication_factor=replication_factor,
+            record_bytes_max=record_bytes_max,
+        )
         if segments is not None and ranges is not None:
             raise InvalidRequestError("give the number of segments or their ranges, not both; nothing was created")
         if scaling is not None:
@@ -296,6 +301,7 @@ class Admin:
         name = StreamName.of_topic(topic) if stream is None else StreamName.parse(stream)
         owner = GroupName(name.scope, DEFAULT_GROUP if group is None else group)
         wanted = None if partitioner is None else Partitioner.parse(partitioner)
+        check_ints(buffer_partitions=buffer_partitions, replication_factor=replication_factor)
         said = WantedStream(
             group=group,
             buffer_partitions=buffer_partitions,
@@ -349,8 +355,10 @@ class Admin:
             backoff.sleep(patience)
 
     @_within_its_time
-    def release_topic(self, topic: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
+    def release_topic(self, topic: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> bool:
         """Make an adopted topic a plain one again, with all its records; the stream is gone then.
+
+        Returns False if there was nothing to do.
 
         Args:
             topic: The topic, or the stream that has adopted it.
@@ -366,13 +374,15 @@ class Admin:
         """
         try:
             name = self.name_of(topic)
+            config = self._metadata.stream(name)
+            if config is None:
+                raise self._missing(name)
         except StreamNotFoundError:
             if missing_ok:
-                return
+                return False
             raise
-        config = self._metadata.stream(name)
-        if config is None:
-            raise self._missing(name)
+        if not config.topic:
+            raise InvalidRequestError(f"stream {name} has not adopted a topic; nothing was done")
         request = AdminRequest(
             kind=RequestKind.RELEASE_TOPIC,
             stream=str(name),
@@ -381,6 +391,7 @@ class Admin:
             created_ms=wall_ms(),
         )
         self._ask(config.group, request, timeout_s)
+        return True
 
     def name_of(self, name: str) -> StreamName:
         """Return the stream that a name means: ``scope/stream``, or a topic that a stream has adopted.
@@ -427,12 +438,14 @@ class Admin:
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
         name = self.name_of(stream)
+        sealed = tuple(seal)
+        check_ints(seal=sealed)
         answer = self._ask(
             self._config(name).group,
             AdminRequest(
                 kind=RequestKind.SCALE_STREAM,
                 stream=str(name),
-                seal=tuple(seal),
+                seal=sealed,
                 ranges=tuple((item.low, item.high) for item in ranges_of(ranges)),
                 abort_foreign=abort_foreign,
                 leave_topic=leave_topic,
@@ -625,8 +638,10 @@ class Admin:
         return beginning(self._offsets, self._config(self.name_of(stream)).places, self.history(stream))
 
     @_within_its_time
-    def delete_stream(self, stream: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> None:
+    def delete_stream(self, stream: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> bool:
         """Delete a stream with all its topics and records; wait for a deletion that was begun before.
+
+        Returns False if there was none.
 
         Args:
             stream: ``scope/stream``.
@@ -639,12 +654,12 @@ class Admin:
             CoordinatorUnavailableError: no coordinator answered; nothing was deleted.
             UnknownWriteError: taken, but not answered in time; it may still be carried out.
         """
-        name = self.name_of(stream)
-        request = AdminRequest(
-            kind=RequestKind.DELETE_STREAM, stream=str(name), client_name=self._client_name, created_ms=wall_ms()
-        )
-        groups = self._groups_of(name)
         try:
+            name = self.name_of(stream)
+            request = AdminRequest(
+                kind=RequestKind.DELETE_STREAM, stream=str(name), client_name=self._client_name, created_ms=wall_ms()
+            )
+            groups = self._groups_of(name)
             if not groups:
                 raise self._missing(name)
             for place, group in enumerate(groups, 1):
@@ -657,6 +672,8 @@ class Admin:
         except StreamNotFoundError:
             if not missing_ok:
                 raise
+            return False
+        return True
 
     def _groups_of(self, name: StreamName) -> list[GroupName]:
         """Return the group of a stream, or those that it may be in, if its settings cannot be read."""

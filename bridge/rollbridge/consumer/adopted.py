@@ -12,7 +12,7 @@ from typing import Final
 
 from rollbridge.errors import ConflictError, RollbridgeError, StreamRecreatedError, TruncatedError
 from rollbridge.kafka.topics import TopicAdmin
-from rollbridge.metadata.changes import TOPIC_DELETED, TOPIC_RECREATED
+from rollbridge.metadata.changes import TOPIC_RECREATED
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.config import StreamConfig
 from rollbridge.stream.epochs import EpochHistory
@@ -68,7 +68,7 @@ class TopicGuard:
 
     def _check(self, config: StreamConfig, changed: Watch | None, *, look: bool) -> None:
         fault = self._metadata.stream_fault(config.name, changed)
-        if fault is not None and fault.code in (TOPIC_DELETED, TOPIC_RECREATED):
+        if fault is not None and fault.is_lost:
             raise _error(config, fault.code)
         if look and self._is_another(config):
             raise _error(config, TOPIC_RECREATED)

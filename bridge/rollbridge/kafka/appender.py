@@ -561,6 +561,7 @@ class TransactionalAppender(Closable):
             topic=topic,
             batch=batch,
             kafka_error=kafka_error,
+            why=f"{operation.value}: {exc}",
         )
 
     def _fenced(self, kafka_error: str) -> FencedError:

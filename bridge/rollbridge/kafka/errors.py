@@ -72,6 +72,7 @@ class AppendUnknownError(RollbridgeError):
 
     Attributes:
         transactional_id: Transactional id to init again.
+        why: What has happened, without what to do.
         topic, batch: Topic of a batch that made a broker fail (``UNKNOWN_SERVER_ERROR``), as malformed compressed
             records do, and its place among those given to ``append()``. A topic without a batch had no broker for too
             long. Else None.
@@ -89,9 +90,11 @@ class AppendUnknownError(RollbridgeError):
         topic: str | None = None,
         batch: int | None = None,
         kafka_error: str = "",
+        why: str = "",
     ) -> None:
         super().__init__(message)
         self.transactional_id = transactional_id
+        self.why = why or message
         self.topic = topic
         self.batch = batch
         self.kafka_error = kafka_error

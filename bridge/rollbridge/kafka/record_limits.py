@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError
 from rollbridge.kafka.records import Headers, RecordBuilder, record_size
@@ -16,6 +17,14 @@ from rollbridge.stream.config import KEYLESS, TopicLimits
 
 AppendRecord = Callable[..., object]
 """A builder's ``append``, of offset, timestamp, key, value and headers; returns None if the record does not fit."""
+
+TRANSACTION_AUTHOR: Final = "the transaction"
+"""Author of records that are written in a transaction."""
+
+
+def usable(author: str) -> str:
+    """Return the end of a refusal after which the author can write other records."""
+    return f", {author} is usable"
 
 
 class RecordLimits:
@@ -70,12 +79,12 @@ class RecordLimits:
             InvalidRequestError, RecordTooLargeError: It is beyond the limits.
         """
         if key is None and self.needs_key:
-            raise InvalidRequestError(f"{KEYLESS} such as {self.topic}; it was not written, {self._author} is usable")
+            raise InvalidRequestError(f"{KEYLESS} such as {self.topic}; it was not written{usable(self._author)}")
         size = record_size(key, value, headers)
         if size > self.record_bytes_max:
             raise RecordTooLargeError(
                 f"a record of {size} bytes (key, value and headers, rollbridge's included) exceeds the limit of "
-                f"{self.record_bytes_max} of stream {self.stream}; it was not written, {self._author} is usable",
+                f"{self.record_bytes_max} of stream {self.stream}; it was not written{usable(self._author)}",
                 size_bytes=size,
                 limit_bytes=self.record_bytes_max,
             )
@@ -85,7 +94,7 @@ class RecordLimits:
         """Raise InvalidRequestError for a record of a time that the adopted topic does not take now."""
         fault = None if self.adopted is None else self.adopted.fault_of(timestamp_ms, int(time.time() * 1000))
         if fault is not None:
-            raise InvalidRequestError(f"{fault}: {self.topic}; the record was not written, {self._author} is usable")
+            raise InvalidRequestError(f"{fault}: {self.topic}; the record was not written{usable(self._author)}")
 
     def append_of(self, builder: RecordBuilder) -> AppendRecord:
         """Return the ``append`` of a batch, which checks only what :meth:`check` cannot have checked at its begin."""

@@ -234,6 +234,8 @@ FORMAT_NEWER: Final = NewerFormatError.code
 """Code of a stream of which a ZooKeeper node was written by a newer release."""
 UNLED: Final = frozenset({BUFFER_LOST, BUFFER_UNREADABLE, METADATA_UNREADABLE, FORMAT_NEWER, STREAM_MOVED})
 """Faults with which a stream is not led, while the rest of its group is; it can be deleted."""
+LOST: Final = frozenset({TOPIC_DELETED, TOPIC_RECREATED})
+"""Faults of streams whose adopted topic is not there any more: what is committed ends as aborted, and never waits."""
 SUSPENDED: Final = "native-transaction-open"
 """Code of a stream whose segments are closed and wait for the native transactions that are open on them to end."""
 
@@ -241,6 +243,8 @@ SUSPENDED: Final = "native-transaction-open"
 @dataclass(frozen=True, slots=True)
 class StreamFault(NodeRecord):
     """Fault that keeps the transactions of one stream from being merged, while all others proceed.
+
+    Everything that tells people of a fault words it by :attr:`effect`, so that none says the opposite of another.
 
     Attributes:
         reason: Sentence for people.
@@ -255,6 +259,18 @@ class StreamFault(NodeRecord):
     code: str
     topic: str
     since_ms: int
+
+    @property
+    def is_lost(self) -> bool:
+        """Return True if the adopted topic was deleted or replaced."""
+        return self.code in LOST
+
+    @property
+    def effect(self) -> str:
+        """Return what becomes of the stream's transactions, for people; the reason follows."""
+        if self.is_lost:
+            return "its commits end as aborted"
+        return "it is not led" if self.code in UNLED else "its transactions wait"
 
 
 def moved_fault(stream: StreamName, since_ms: int = 0) -> StreamFault:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from rollbridge.metadata.changes import METADATA_UNREADABLE, UNLED, StreamFault
+from rollbridge.metadata.changes import METADATA_UNREADABLE, StreamFault
 from rollbridge.metadata.journal import LOG_BEGINS
 from rollbridge.metadata.records import Coordinator, Group, Lead
 from rollbridge.stream.config import StreamConfig
@@ -131,8 +131,7 @@ class StreamPicture:
         """Return why its transactions are not merged; None if they are."""
         if self.error is None:
             return None
-        reason = self.error.reason
-        what = f"it is not led: {reason}" if self.error.code in UNLED else f"its transactions wait: {reason}"
+        what = f"{self.error.effect}: {self.error.reason}"
         return PartFault("stream", str(self.config.name), self.error.code, what, self.error.topic)
 
 

@@ -1,7 +1,8 @@
 """The board, and the runbook: what an alert means, where to look, what to do.
 
 ``rules.yaml`` has the rule of each alert, ``runbook.toml`` its runbook. ``docs/runbook*.md`` show it, ``rollbridge
-doctor --explain`` prints it, and the doctor's findings take their remedies from it.
+doctor --explain`` prints it, and the doctor's findings take their remedies from it. ``findings.toml`` explains the
+findings that go with no alert.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from rollbridge.errors import NotFoundError
+from rollbridge.metadata.changes import UNLED
 from rollbridge.monitoring import __name__ as _PACKAGE
 
 DOCS: Final = "docs"
@@ -162,19 +164,48 @@ def alerts_of(check: str) -> list[Alert]:
     return [alert for alert in alerts().values() if any(item.check == check for item in alert.findings)]
 
 
-def explained(name: str) -> list[Alert]:
-    """Return the alerts of a name: that of an alert, in any spelling, or of a finding of the doctor.
+@dataclass(frozen=True, slots=True)
+class FindingNote:
+    """Explanation of a finding of the doctor that goes with no alert.
+
+    Attributes:
+        check: Its name.
+        means: What it says, and what follows from it.
+        do: What to do, with names in capitals.
+    """
+
+    check: str
+    means: str
+    do: str
+
+
+@cache
+def notes() -> Mapping[str, FindingNote]:
+    """Return the notes by the names of their findings."""
+    given = tomllib.loads(text("findings.toml"))
+    return {check: FindingNote(check, _joined(item["means"]), _joined(item["do"])) for check, item in given.items()}
+
+
+_UNLED: Final = "unled"
+"""Remedy of all findings that have the code of the fault of a stream that is not led."""
+
+
+def explained(name: str) -> list[Alert | FindingNote]:
+    """Return the alerts of a name: that of an alert, in any spelling, or of a finding of the doctor, with its note.
 
     Raises:
-        NotFoundError: there is none.
+        NotFoundError: there is neither.
     """
     wanted = name.casefold()
-    found = [alert for alert in alerts().values() if wanted in (alert.full_name.casefold(), alert.name.casefold())]
-    found = found or alerts_of(wanted)
+    found: list[Alert | FindingNote] = [
+        alert for alert in alerts().values() if wanted in (alert.full_name.casefold(), alert.name.casefold())
+    ]
+    if not found:
+        found += [notes()[wanted]] if wanted in notes() else []
+        found += alerts_of(_UNLED if wanted in UNLED else wanted)
     if not found:
         raise NotFoundError(
-            f"there is no alert {name}, and no finding of that name that goes with one; alerts are "
-            f"{', '.join(alerts())}; nothing was done"
+            f"there is no alert {name}, and no finding of that name; alerts are {', '.join(alerts())}; nothing was done"
         )
     return found
 
@@ -197,10 +228,14 @@ _LINK: Final = re.compile(r"\[([^\]]+)\]\(([^)]+)\)")
 _WIDTH: Final = 100
 
 
-def plain_runbook(alert: Alert) -> str:
-    """Return the same for a terminal, with its title, in lines of 100 columns at most."""
-    lines = [alert.full_name, ""]
-    for line in _EMPHASIS.sub("", _LINK.sub(r"\1 (docs/\2)", runbook(alert))).splitlines():
+def plain_runbook(told: Alert | FindingNote) -> str:
+    """Return the same, or a note, for a terminal, with its title, in lines of 100 columns at most."""
+    if isinstance(told, FindingNote):
+        title, whole = f"{told.check} in rollbridge doctor", f"{told.means}\n\nDo\n\n- {told.do}"
+    else:
+        title, whole = told.full_name, _EMPHASIS.sub("", _LINK.sub(r"\1 (docs/\2)", runbook(told)))
+    lines = [title, ""]
+    for line in whole.splitlines():
         lines += textwrap.wrap(line, _WIDTH, subsequent_indent=_hanging(line), break_on_hyphens=False) or [""]
     return "\n".join(lines) + "\n"
 

@@ -30,8 +30,6 @@ from typing import Final, Self
 
 from rollbridge.buffer.state import BufferedTransaction
 from rollbridge.metadata.changes import (
-    TOPIC_DELETED,
-    TOPIC_RECREATED,
     UNLED,
     WATCHED,
     CommittingTransactions,
@@ -111,7 +109,7 @@ class BlockedStreams:
     def is_lost(self, stream: str) -> bool:
         """Return True if the topic that a stream has adopted was deleted or replaced."""
         fault = self._present.get(stream)
-        return fault is not None and fault.code in (TOPIC_DELETED, TOPIC_RECREATED)
+        return fault is not None and fault.is_lost
 
     def note(self, stream: str, fault: StreamFault, now_ms: int) -> bool:
         """Note that a stream was refused, and return True if that is new; each retry is twice as far away.
@@ -126,7 +124,7 @@ class BlockedStreams:
             return False
         self._present[stream] = fault
         if last is None:
-            self.news.append(f"stream {stream} is in an error state, its transactions wait: {fault.reason}")
+            self.news.append(f"stream {stream} is in an error state, {fault.effect}: {fault.reason}")
         return True
 
     def restore(self, stream: str, fault: StreamFault) -> None:
