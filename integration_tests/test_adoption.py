@@ -59,6 +59,10 @@ def _adopt_at_once(site: Site, name: str, gate: threading.Barrier, stream: str) 
         return None
 
 
+def _is_gone(kafka: AdminClient, topic: str) -> bool:
+    return topic not in kafka.list_topics(timeout=60).topics
+
+
 def test_of_two_groups_that_adopt_one_topic_at_once_one_is_refused_at_once_and_leaves_nothing(
     site: Site, client: rollbridge.Bridge, kafka: AdminClient, unique_name: Callable[[str], str]
 ) -> None:
@@ -75,8 +79,8 @@ def test_of_two_groups_that_adopt_one_topic_at_once_one_is_refused_at_once_and_l
         assert (refusal.code, f"adopted by stream {streams[1 - place]}" in str(refusal)) == ("conflict", True)
         loser = StreamName.parse(streams[place])
         buffer = loser.internal_buffer_topic(0)
-        eventually(lambda buffer=buffer: buffer not in kafka.list_topics(timeout=60).topics, "its buffer is deleted")
-        eventually(lambda loser=loser: loser not in [item.name for item in client.admin.list_streams()], "it is gone")
+        eventually(partial(_is_gone, kafka, buffer), "its buffer is deleted")
+        assert loser not in [item.name for item in client.admin.list_streams()]
 
 
 def test_a_consumer_by_a_pattern_gets_the_adopted_topic_and_no_frames(

@@ -1097,8 +1097,8 @@ class OwnerWriting(Writing):
     def _send_abort_soon(self, reason: str) -> None:
         """Queue an ABORT frame; it takes back a commit that was asked for, and releases later ones that wait for it."""
         value = encode_abort(reason[:REASON_CHARACTERS_MAX])
-        is_ordered = self._asked is not None and not self._asked.is_void
-        key = self._key_of(FrameKind.ABORT, self._asked.order if is_ordered else None)
+        asked = self._asked
+        key = self._key_of(FrameKind.ABORT, None if asked is None or asked.is_void else asked.order)
         self.runtime.sender.send_soon(*self.buffers[0], key, value, self._abort_delivered)
 
     def _key_of(
