@@ -51,10 +51,6 @@ ELSEWHERE: Final = {
     "Synchronizer.__init__": "of its writes",
     "ClientOptions.__init__": "settings; connect_timeout_s is that of `connect`",
     "WriterOptions.__init__": "settings; block_s is that of `StreamWriter.write`",
-    "SharedClient.__init__": "of its first use, as that of `connect`",
-    "Part.cut_older": "an age",
-    "Transaction.cut_older": "an age",
-    "ResumedTransaction.cut_older": "an age",
 }
 SAME: Final = {
     # Who carries them out.
@@ -87,8 +83,6 @@ SAME: Final = {
     "Admin.update_group": "Admin.update_stream",
     "Admin.groups": "Admin.group",
     "SharedClient.committed": "SharedClient.cooperative",
-    "Transaction.wait_and_tell": "CommitFuture.result",
-    "ResumedTransaction.wait_and_tell": "CommitFuture.result",
 }
 CALLS: Final = frozenset(
     {
@@ -100,6 +94,7 @@ CALLS: Final = frozenset(
         "Admin.scale",
         "Admin.truncate",
         "Admin.update_stream",
+        "Admin.waits",
         "Bridge.arrived",
         "Bridge.commit_arrived",
         "Bridge.extend",
@@ -371,6 +366,7 @@ def _asking(lanes: Lanes, client: rollbridge.Bridge, stream: str, identifier: ro
     )
     lanes.add("update", "Admin.group", lambda: admin.group(stream.partition("/")[0], timeout_s=times))
     lanes.add("update", "Admin.clear_snapshots", lambda: admin.clear_snapshots(stream, timeout_s=times))
+    lanes.add("update", "Admin.waits", lambda: admin.waits(stream, timeout_s=times))
     lanes.add("update", "Admin.abort_transaction", lambda: admin.abort_transaction(identifier, timeout_s=times))
 
 

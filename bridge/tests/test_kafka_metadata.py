@@ -509,17 +509,21 @@ def test_nobody_asks_leaders_again_without_a_word(
     assert "retry.waiting action='read the end' waited_s=0 reason=topic t: LEADER_NOT_AVAILABLE" in caplog.text
     caplog.clear()
 
-    ends: Iterator[Exception | int] = iter([CodeError(code, "topic t"), ConnectionLostError("hung up"), 7])
-
-    def ask() -> int:
-        end = next(ends)
-        if isinstance(end, int):
-            return end
-        raise end
-
     limits = {"retry_timeout_s": 9.0, "unknown_topic_timeout_s": 9.0}
-    assert read_patiently(Cluster(SERVERS), "t", ask, "the end of topic", **limits) == 7
-    for why in ("LEADER_NOT_AVAILABLE", "hung up"):
+    for fault, why in (
+        (CodeError(code, "topic t"), "LEADER_NOT_AVAILABLE"),
+        (ConnectionLostError("hung up"), "hung up"),
+    ):
+        both: list[Exception | int] = [fault, 7]
+        ends = iter(both)
+
+        def ask(ends: Iterator[Exception | int] = ends) -> int:
+            end = next(ends)
+            if isinstance(end, int):
+                return end
+            raise end
+
+        assert read_patiently(Cluster(SERVERS), "t", ask, "the end of topic", **limits) == 7
         assert f"retry.waiting action='read the end of topic t' waited_s=0 reason={why}" in caplog.text
 
 

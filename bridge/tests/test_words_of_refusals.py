@@ -25,10 +25,10 @@ class Checking:
 
     def write_all(self, _: str, records: Iterable[tuple[bytes | None, bytes]]) -> None:
         for key, value in records:
-            LIMITS.check(key, value, ())
+            LIMITS.check(key, value, [])
 
     def write(self, _: str, *, key: bytes | None, value: bytes, headers: object) -> None:
-        LIMITS.check(key, value, ())
+        LIMITS.check(key, value, [])
 
 
 @pytest.mark.parametrize("headers", [[], [("h", b"")]])

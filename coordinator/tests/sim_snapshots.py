@@ -56,6 +56,11 @@ def _spoil_ongoing(record: OngoingTransactions, faults: frozenset[str]) -> Ongoi
     return record
 
 
+def _is_gone(group: GroupState, transaction: BufferedTransaction | None) -> bool:
+    """Return whether none of its streams, and so none of its buffers, is there any more."""
+    return transaction is not None and transaction.begin.streams.keys().isdisjoint(group.partitions().values())
+
+
 def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str]:
     """What a leader that has just taken over knows otherwise than one that replays everything that is left.
 
@@ -81,10 +86,9 @@ def restored_faults(world: World, group: GroupState, fences: Fences) -> list[str
         expected, actual = whole.open.get(transaction), group.fold.open.get(transaction)
         if (expected is None or actual is None) and not group.counter.is_given(transaction):
             continue  # a forged id may be refused more than once
-        if expected is None and actual is not None and actual.reason.startswith("lost"):
-            # A record tells of it, and nothing else any more: its buffer was deleted, by hand or with its stream.
-            if world.lost_buffers or actual.begin.streams.keys().isdisjoint(group.partitions().values()):
-                continue
+        is_lost = expected is None and actual is not None and actual.reason.startswith("lost")
+        if is_lost and (world.lost_buffers or _is_gone(group, actual)):
+            continue  # a record tells of it, and nothing else any more
         if expected is None or actual is None:
             found.append(f"{transaction.hex()} is open: {actual is not None}, by a full replay: {expected is not None}")
         elif actual.is_refused and (actual.state, expected.state) == (State.ABORTING, State.COMMITTING):

@@ -49,7 +49,7 @@ def test_each_record_is_there_once_although_a_broker_was_killed(
         rollbridge.connect(servers, zookeeper=ensemble.zookeeper, zookeeper_root=root) as client,
         gateway(ensemble, root) as address,
     ):
-        client.admin.create_stream(str(stream), segments=2)
+        client.admin.create_stream(str(stream), segments=2, timeout_s=PATIENCE_S)
         topics = [stream.segment_topic(segment) for segment in client.admin.history(str(stream)).segments()]
         producer = Producer(
             {"bootstrap.servers": address, "transactional.id": str(stream), "transaction.timeout.ms": 900_000}
