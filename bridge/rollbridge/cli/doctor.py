@@ -24,6 +24,7 @@ from rollbridge.cli.common import (
     table,
     zookeeper_session,
 )
+from rollbridge.client.admin import missing_scope
 from rollbridge.client.connection import Bridge
 from rollbridge.doctor.checks import find, fold
 from rollbridge.doctor.facts import Severity, gather
@@ -37,7 +38,7 @@ from rollbridge.doctor.repair import (
     read_nodes,
     read_topics,
 )
-from rollbridge.errors import ConflictError, CorruptDataError, LocalEnvironmentError, StreamNotFoundError
+from rollbridge.errors import ConflictError, CorruptDataError, LocalEnvironmentError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.metadata.journal import RepairStep, begin_log, plan
 from rollbridge.metadata.session import ZooKeeperSession
@@ -230,9 +231,7 @@ def list_snapshots(context: CliContext, scope: str | None) -> None:
 def _check_scope(b: Bridge, scope: str) -> None:
     known = {item.name.scope for item in b.admin.groups()} | {name.scope for name in b.admin.unreadable_groups()}
     if scope not in known:
-        raise StreamNotFoundError(
-            f"there is no scope {scope}: no stream was ever created in it", code="scope-not-found"
-        )
+        raise missing_scope(scope)
 
 
 @snapshot.command()

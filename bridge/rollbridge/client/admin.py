@@ -356,9 +356,9 @@ class Admin:
 
     @_within_its_time
     def release_topic(self, topic: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> bool:
-        """Make an adopted topic a plain one again, with all its records; the stream is gone then.
+        """Make an adopted topic a plain one again, with all its records; return False if there was nothing to do.
 
-        Returns False if there was nothing to do.
+        The stream is gone then.
 
         Args:
             topic: The topic, or the stream that has adopted it.
@@ -639,9 +639,7 @@ class Admin:
 
     @_within_its_time
     def delete_stream(self, stream: str, *, missing_ok: bool = False, timeout_s: float | None = None) -> bool:
-        """Delete a stream with all its topics and records; wait for a deletion that was begun before.
-
-        Returns False if there was none.
+        """Delete a stream with all its topics and records, or await a deletion begun before; return False if none.
 
         Args:
             stream: ``scope/stream``.
@@ -907,10 +905,13 @@ class Admin:
         if name.scope not in (scopes := self._metadata.scopes()):
             if not scopes:
                 self._metadata.require_layout()
-            return StreamNotFoundError(
-                f"there is no scope {name.scope}: no stream was ever created in it", code="scope-not-found"
-            )
+            return missing_scope(name.scope)
         return StreamNotFoundError(f"stream {name} does not exist")
+
+
+def missing_scope(scope: str) -> StreamNotFoundError:
+    """Return the error of a scope in which there is nothing."""
+    return StreamNotFoundError(f"there is no scope {scope}: no stream was ever created in it", code="scope-not-found")
 
 
 def _header_form(headers: HeaderForm | str | None) -> str:

@@ -192,16 +192,12 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
             "delete the topic if it is not needed, or choose another name"
         )
     config = replace(config, buffer_topic_id=ids[config.buffer_topic])
-    lost = Truncation(foundation=history.foundation)
     # The parent of slots as well: where ACLs are in force, conditional writers may not create it.
     yield from EnsureNodes([paths.streams(stream.scope), paths.cas_slots(stream), *([paths.TOPICS] if claimed else [])])
     created = yield from Write(
         [
             DeleteNode(f"{paths.requests(group.name)}/{name}"),
-            CreateNode(paths.stream(stream), config.to_json()),
-            CreateNode(paths.epochs(stream), b""),
-            CreateNode(paths.epoch(stream, former.epoch), history.active.to_json()),
-            *([CreateNode(paths.truncation(stream), lost.to_json())] if history.foundation is not None else []),
+            *_nodes_of(config, history),
             *claimed,
             CreateNode(
                 f"{paths.answers(group.name)}/{name}",
@@ -211,31 +207,33 @@ def create_stream(group: GroupState, name: str, request: AdminRequest, now_ms: i
     )
     if not created:
         if topic is not None:
-            yield from _forsake(group, LedStream(config, history))
+            yield from _forsake(group, replace(config, state=StreamState.DELETING), history)
         raise LostRaceError(f"stream {stream} is not created")
     group.metrics.note_answer(request.kind, ok=True)
     group.add_stream(LedStream(config, history))
 
 
-def _forsake(group: GroupState, stream: LedStream) -> Steps[None]:
+def _nodes_of(config: StreamConfig, history: EpochHistory) -> list[NodeOperation]:
+    """Return what creates the nodes of a stream that has one epoch."""
+    name, first = config.name, history.active
+    nodes: list[NodeOperation] = [
+        CreateNode(paths.stream(name), config.to_json()),
+        CreateNode(paths.epochs(name), b""),
+        CreateNode(paths.epoch(name, first.epoch), first.to_json()),
+    ]
+    if history.foundation is not None:
+        nodes.append(CreateNode(paths.truncation(name), Truncation(foundation=history.foundation).to_json()))
+    return nodes
+
+
+def _forsake(group: GroupState, doomed: StreamConfig, history: EpochHistory) -> Steps[None]:
     """Delete the buffer that was created for an adoption: another stream has the topic, or the request is gone.
 
     The stream is written as one whose deletion has begun: that applies only where no other has the name, and thus the
     buffer, and a leader that dies meanwhile leaves it to the next one.
     """
-    config, active = replace(stream.config, state=StreamState.DELETING), stream.history.active
-    foundation = stream.history.foundation
-    lost = Truncation(foundation=foundation).to_json()
-    marked = yield from Write(
-        [
-            CreateNode(paths.stream(config.name), config.to_json()),
-            CreateNode(paths.epochs(config.name), b""),
-            CreateNode(paths.epoch(config.name, active.epoch), active.to_json()),
-            *([CreateNode(paths.truncation(config.name), lost)] if foundation is not None else []),
-        ]
-    )
-    if marked:
-        group.doomed[str(config.name)] = stream_state.Doomed(config)
+    if (yield from Write(_nodes_of(doomed, history))):
+        group.doomed[str(doomed.name)] = stream_state.Doomed(doomed)
 
 
 def _check_name(stream: StreamName, group: GroupName) -> Steps[None]:
