@@ -29,6 +29,7 @@ from rollbridge.kafka.metadata import Isolation
 from rollbridge.metadata.session import ZooKeeperSession
 from rollbridge.metadata.store import Metadata
 from rollbridge.stream.names import TOPICS_SCOPE, StreamName, parse_segment_topic
+from rollbridge.stream.positions import ReadPosition
 
 __all__ = [
     "Site",
@@ -191,6 +192,14 @@ def await_markers(bootstrap_servers: str, places: Sequence[tuple[str, int]]) -> 
             stable = kafka.offsets.end(places, Isolation.READ_COMMITTED)
             if all(stable[place] >= end for place, end in ends.items()):
                 return
+
+
+def truncate_all(client: rollbridge.Bridge, stream: str) -> ReadPosition:
+    """Truncate before all whose writers have their answer; what can be read ends before a marker that is to come."""
+    places = client.admin.places(stream)
+    active = client.admin.history(stream).active.segment_ids
+    await_markers(client.settings.bootstrap_servers, [places.of(segment) for segment in active])
+    return client.admin.truncate(stream, "latest")
 
 
 @contextmanager

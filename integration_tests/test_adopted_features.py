@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Producer
 
 import rollbridge
-from integration_tests.clients import Site, read_committed
+from integration_tests.clients import Site, read_committed, truncate_all
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.topics import TopicSpec
 
@@ -110,7 +110,7 @@ def test_previews_show_what_is_open_and_readers_begin_where_they_left(
 
 
 def test_a_truncation_is_asked_for_by_the_topics_name(site: Site, client: rollbridge.Bridge, orders_topic: str) -> None:
-    client.admin.truncate(orders_topic, "latest")
+    truncate_all(client, orders_topic)
     with client.transaction(orders_topic) as transaction:
         transaction.write(orders_topic, KEYS[0], b"after")
     assert records_of(client, orders_topic) == [b"after"]

@@ -14,7 +14,7 @@ import pytest
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import patient_client, read_committed
+from integration_tests.clients import patient_client, read_committed, truncate_all
 from integration_tests.coordinators import Relay, until
 from rollbridge.buffer.snapshot_topic import SnapshotReader
 from rollbridge.errors import OutcomeExpiredError, TransactionRefusedError
@@ -72,7 +72,7 @@ def test_the_next_leader_goes_on_wherever_housekeeping_was_cut_off(
         b.admin.scale(name, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
         [sealed] = [item for item in b.admin.history(name).segments() if item.epoch == 0]
         _written(b, name, b"after")
-        position = b.admin.truncate(name, "latest")
+        position = truncate_all(b, name)
         assert b.admin.truncate(name, position) == position
         until(lambda: stream.segment_topic(sealed) not in topics.topic_ids([stream.segment_topic(sealed)]))
         assert relay.deaths == 4

@@ -10,7 +10,7 @@ import pytest
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, consumer_of, read_and_commit
+from integration_tests.clients import Site, consumer_of, read_and_commit, truncate_all
 from integration_tests.kafka_tools import produce
 from integration_tests.patience import PATIENCE_S, eventually
 from rollbridge.base.deadlines import Deadline
@@ -153,7 +153,7 @@ def test_conditions_and_whole_transactions_meet_removed_segments(
     writer = client.cas_writer(stream)
     tail = writer.tail(key=b"a")
     client.admin.scale(stream, seal=[0], ranges=[(0.0, 1.0)])
-    client.admin.truncate(stream, "latest")
+    truncate_all(client, stream)
     eventually(lambda: not kafka.topics.topic_ids([topic(stream, 0, 0)]), "the segment is removed")
     fresh = client.cas_writer(stream)
     for one in (writer, fresh):
@@ -187,7 +187,7 @@ def test_what_was_known_before_a_gap_is_no_knowledge(
         with pytest.raises(TransactionRefusedError):
             write_if(first)
         other.write(b"a", b"overwritten", expected=ANY)
-        client.admin.truncate(ledger, "latest")
+        truncate_all(client, ledger)
         if within == "key":
             other.write(b"b", b"of another key", expected=ANY)
         with pytest.raises(CasWriteError):
@@ -202,7 +202,7 @@ def test_where_all_was_truncated_nobody_says_that_nothing_was_written(
 ) -> None:
     with client.cas_writer(ledger) as writer:
         writer.write(b"a", b"first", expected=EMPTY)
-        client.admin.truncate(ledger, "latest")
+        truncate_all(client, ledger)
     with client.cas_writer(ledger) as fresh:
         assert fresh.tail(b"a", scope=within) == ANY
         with pytest.raises(CasWriteError) as caught:
@@ -222,7 +222,7 @@ def test_who_has_not_heard_that_a_segment_was_removed_does_not_say_that_nothing_
     write(client, ledger, [b"0", b"1"])
     client.admin.scale(ledger, seal=[0], ranges=[(0.0, 1.0)])
     old = client.admin.history(ledger)
-    client.admin.truncate(ledger, "latest")
+    truncate_all(client, ledger)
     eventually(lambda: not kafka.topics.topic_ids([topic(ledger, 0, 0)]), "the topic is deleted")
     end = old.sealed_end(SegmentId.of(0, 0))
     assert end is not None
@@ -246,7 +246,7 @@ def test_of_a_write_that_was_truncated_nobody_says_that_it_was_not_written(
         token = writer.token(b"a", expected=first)
         second = writer.write(b"a", b"second", expected=first, token=token)
         assert writer.outcome(token) == second
-        client.admin.truncate(ledger, "latest")
+        truncate_all(client, ledger)
         for asking in (writer, client.cas_writer(ledger)):
             with pytest.raises(TruncatedError, match="is unknown"):
                 asking.outcome(token)
@@ -277,12 +277,12 @@ def test_a_group_that_the_stream_waits_for_keeps_what_it_has_not_read_and_others
     assert read_and_commit(begun, b"0") == [b"0"]
     client.admin.update_stream(ledger, retention_groups=[named])
     with pytest.raises(ConflictError, match=f"waits for consumer group {named}"):
-        client.admin.truncate(ledger, "latest")
+        truncate_all(client, ledger)
     reader = consumer(named)
     assert read_and_commit(reader, b"6") == [b"%d" % number for number in range(7)]
     reader.close()
     with pytest.raises(ConflictError, match="up to offset 1 and not up to 3"):
-        client.admin.truncate(ledger, "latest")
+        truncate_all(client, ledger)
     client.admin.truncate(ledger, "2-2:1:0")
     assert values(client, ledger) == [b"7", b"8"]
     removed = [topic(ledger, 0, 0), topic(ledger, 1, 1)]
@@ -333,7 +333,7 @@ def test_a_truncation_is_told_although_the_new_beginning_cannot_be_read(
     with monkeypatch.context() as patch:
         patch.setattr(type(client.admin), "beginning", unreadable)
         with pytest.raises(UnavailableError, match="was truncated; its beginning cannot be read now: no bro"):
-            client.admin.truncate(orders, "latest")
+            truncate_all(client, orders)
     assert values(client, orders) == []
 
 

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 
 import rollbridge
 from integration_tests.backends.interface import AnyCluster
-from integration_tests.clients import Site, header_of, read_committed, until
+from integration_tests.clients import Site, header_of, read_committed, truncate_all, until
 from integration_tests.command_line import Cli
 from integration_tests.kafka_tools import create_topic
 from rollbridge.base.attribution import RECORD_HEADER, pack_run
@@ -324,7 +324,7 @@ def test_what_is_in_segments_that_are_gone_or_come_later_is_counted(scene: Scene
     scene.client.admin.scale(scene.stream, seal=[0], ranges=[(0.0, 0.5), (0.5, 1.0)])
     with scene.client.transaction(scene.stream) as txn:
         txn.write(scene.stream, key=b"k", value=b"behind")
-    scene.client.admin.truncate(scene.stream, "latest")
+    truncate_all(scene.client, scene.stream)
     until(lambda: scene.client.admin.history(scene.stream).is_removed(FIRST))
     records = scene.verify()["records"]
     assert (records["elsewhere"], records["deleted"], records["matched"]) == (40, 1, 0)
