@@ -49,7 +49,7 @@ def target(
     *, passed: bool = False, each: bool = False, record: int = 1_000_000, batch: int = 900_000, **limits: Any
 ) -> Target:
     adopted = TopicLimits(1_048_588, **limits) if passed else None
-    bounds = RecordLimits("sales/orders", "orders", adopted, record_bytes_max=record, batch_bytes=batch, author="it")
+    bounds = RecordLimits("sales/orders", "orders", adopted, record_bytes_max=record, batch_bytes=batch)
     return Target(bounds, 3, BOUNDS, xxh64_intdigest, each, passed)
 
 

@@ -20,7 +20,6 @@ from rollbridge.cli.common import CliContext, connected, counted, is_terminal
 from rollbridge.client.transaction import Transaction
 from rollbridge.config import ClientOptions
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError, RollbridgeError
-from rollbridge.kafka.record_limits import TRANSACTION_AUTHOR, usable
 from rollbridge.kafka.records import Compression
 from rollbridge.stream.conditions import Scope
 from rollbridge.stream.names import check_stream_or_topic
@@ -156,16 +155,11 @@ def split(source: BinaryIO, separator: bytes | None) -> Iterator[tuple[bytes | N
 def _write(
     txn: Transaction, stream: str, records: Iterator[tuple[bytes | None, bytes]], headers: list[HeaderPair]
 ) -> None:
-    try:
-        if not headers:
-            txn.write_all(stream, records)
-            return
-        for key, value in records:
-            txn.write(stream, key=key, value=value, headers=headers)
-    except InvalidRequestError as fault:
-        # A program can continue with the transaction; here it is aborted.
-        fault.args = (str(fault).replace(usable(TRANSACTION_AUTHOR), ", and no line was committed"),)
-        raise
+    if not headers:
+        txn.write_all(stream, records)
+        return
+    for key, value in records:
+        txn.write(stream, key=key, value=value, headers=headers)
 
 
 class _Counting:

@@ -55,7 +55,7 @@ from rollbridge.errors import (
     TransactionCommittedError,
     TransactionRefusedError,
 )
-from rollbridge.kafka.record_limits import TRANSACTION_AUTHOR, AppendRecord, RecordLimits
+from rollbridge.kafka.record_limits import AppendRecord, RecordLimits
 from rollbridge.kafka.records import RecordBuilder
 from rollbridge.stream.config import RECORD_BYTES_MAX_DEFAULT, HeaderForm
 from rollbridge.stream.names import GroupName
@@ -601,7 +601,6 @@ class FrameLayout(RecordLimits):
             route.limits,
             record_bytes_max=record_bytes_max,
             batch_bytes=min(limits.frame_bytes, max(record_bytes_max, FRAME_BYTES_MIN)),
-            author=TRANSACTION_AUTHOR,
         )
         self.route = route
         # Compaction may take the first record of a batch, and with it what it says of the others.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Final
 
 from rollbridge.errors import InvalidRequestError, RecordTooLargeError
 from rollbridge.kafka.records import Headers, RecordBuilder, record_size
@@ -17,14 +16,6 @@ from rollbridge.stream.config import KEYLESS, TopicLimits
 
 AppendRecord = Callable[..., object]
 """A builder's ``append``, of offset, timestamp, key, value and headers; returns None if the record does not fit."""
-
-TRANSACTION_AUTHOR: Final = "the transaction"
-"""Author of records that are written in a transaction."""
-
-
-def usable(author: str) -> str:
-    """Return the end of a refusal after which the author can write other records."""
-    return f", {author} is usable"
 
 
 class RecordLimits:
@@ -39,7 +30,7 @@ class RecordLimits:
         needs_key: True if records need a key, since the topic is compacted.
     """
 
-    __slots__ = ("_author", "adopted", "batch_bytes", "needs_key", "record_bytes_max", "stream", "topic")
+    __slots__ = ("adopted", "batch_bytes", "needs_key", "record_bytes_max", "stream", "topic")
 
     def __init__(
         self,
@@ -49,7 +40,6 @@ class RecordLimits:
         *,
         record_bytes_max: int,
         batch_bytes: int,
-        author: str,
     ) -> None:
         """Join the limits.
 
@@ -58,7 +48,6 @@ class RecordLimits:
             topic: Topic that it has adopted, if any.
             adopted: What that topic takes; None if there is none.
             record_bytes_max, batch_bytes: Limits without the topic's.
-            author: What can be used on after a refusal, such as "the writer".
         """
         self.stream = stream
         self.topic = topic
@@ -66,7 +55,6 @@ class RecordLimits:
         self.record_bytes_max = record_bytes_max
         self.batch_bytes = batch_bytes
         self.needs_key = False
-        self._author = author
         if adopted is not None:
             self.record_bytes_max = min(record_bytes_max, adopted.record_room)
             self.batch_bytes = min(batch_bytes, adopted.batch_room)
@@ -79,12 +67,12 @@ class RecordLimits:
             InvalidRequestError, RecordTooLargeError: It is beyond the limits.
         """
         if key is None and self.needs_key:
-            raise InvalidRequestError(f"{KEYLESS} such as {self.topic}; it was not written{usable(self._author)}")
+            raise InvalidRequestError(f"{KEYLESS} such as {self.topic}; it was not written")
         size = record_size(key, value, headers)
         if size > self.record_bytes_max:
             raise RecordTooLargeError(
                 f"a record of {size} bytes (key, value and headers, rollbridge's included) exceeds the limit of "
-                f"{self.record_bytes_max} of stream {self.stream}; it was not written{usable(self._author)}",
+                f"{self.record_bytes_max} of stream {self.stream}; it was not written",
                 size_bytes=size,
                 limit_bytes=self.record_bytes_max,
             )
@@ -94,7 +82,7 @@ class RecordLimits:
         """Raise InvalidRequestError for a record of a time that the adopted topic does not take now."""
         fault = None if self.adopted is None else self.adopted.fault_of(timestamp_ms, int(time.time() * 1000))
         if fault is not None:
-            raise InvalidRequestError(f"{fault}: {self.topic}; the record was not written{usable(self._author)}")
+            raise InvalidRequestError(f"{fault}: {self.topic}; the record was not written")
 
     def append_of(self, builder: RecordBuilder) -> AppendRecord:
         """Return the ``append`` of a batch, which checks only what :meth:`check` cannot have checked at its begin."""

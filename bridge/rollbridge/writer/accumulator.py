@@ -642,7 +642,6 @@ class StreamAccumulator:
             config.limits_in(view.history.active),
             record_bytes_max=record_bytes_max,
             batch_bytes=min(options.batch_bytes, max(record_bytes_max, HEADER_BYTES + 1)),
-            author="the writer",
         )
 
 
