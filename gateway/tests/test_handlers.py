@@ -32,7 +32,9 @@ def test_nothing_is_known_of_a_client_from_the_begin_of_a_login_to_the_brokers_n
 
 
 def test_a_client_that_needs_no_login_is_confirmed() -> None:
-    assert Login(is_needed=False).is_confirmed
+    anybody = Login(is_needed=False)
+    assert anybody.is_confirmed
+    assert not anybody.is_over(1 << 40)
     stranger = Login(is_needed=True)
     assert (stranger.phase, stranger.is_accepted) == (LoginPhase.STRANGER, False)
 
