@@ -137,6 +137,9 @@ SAME: Final[Mapping[str, str]] = {
     "bridge/rollbridge/commitlog/commit_order.py CommitLine: `number < self.floor` → `(number <= self.floor)`": (
         "a commit that is held has been met, so its own number never is the floor"
     ),
+    "bridge/rollbridge/client/sessions.py ClientSessions.take_over: `unanswered[group] = fault` → `pass`": (
+        "who asks then asks that group once more, and is not answered either"
+    ),
     "bridge/rollbridge/doctor/checks.py native_transactions: `native.age_s > HANGING.total_seconds()` → "
     "`(native.age_s >= HANGING.total_seconds())`": "no age is that to the last digit",
     "bridge/rollbridge/kafka/transactions.py ask_coordinator: `time.sleep(min(pause_s, _MARKERS_BACKOFF_MAX_S) if "
