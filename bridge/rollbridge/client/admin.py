@@ -30,8 +30,8 @@ from rollbridge.errors import (
     UnavailableError,
 )
 from rollbridge.kafka.client import KafkaClient
-from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.offsets import EARLIEST, LATEST, LogOffsets, list_offsets
+from rollbridge.kafka.metadata import EARLIEST, LATEST, Isolation
+from rollbridge.kafka.offsets import LogOffsets, list_offsets
 from rollbridge.kafka.topics import view_topics
 from rollbridge.metadata.changes import StreamFault
 from rollbridge.metadata.picture import StreamPicture

@@ -36,8 +36,7 @@ from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Buffer, Connection
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError
-from rollbridge.kafka.metadata import Cluster, Isolation, NodeId
-from rollbridge.kafka.offsets import LATEST, offsets_request
+from rollbridge.kafka.metadata import LATEST, Cluster, Isolation, NodeId, offsets_request
 from rollbridge.kafka.queues import P, PartitionQueue
 from rollbridge.kafka.records import HEADER_BYTES, RawBatch, stamped_header
 from rollbridge.stream.group_offsets import NO_EPOCH

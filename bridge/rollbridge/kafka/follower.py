@@ -38,8 +38,8 @@ from rollbridge.errors import KafkaUnavailableError, RollbridgeError
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.fetch import FETCH_BYTES, LogDivergedError, Wanted, send_fetch
 from rollbridge.kafka.fetch_plan import Fetched, FetchError, FetchPlan, Range
-from rollbridge.kafka.metadata import Broker, Clusters, Isolation, NodeId, ask_once
-from rollbridge.kafka.offsets import EARLIEST, LATEST, offsets_question
+from rollbridge.kafka.metadata import EARLIEST, LATEST, Broker, Clusters, Isolation, NodeId, ask_once
+from rollbridge.kafka.offsets import offsets_question
 from rollbridge.kafka.records import LogRecord
 from rollbridge.stream.group_offsets import NO_EPOCH
 from rollbridge.stream.names import Partition

@@ -28,8 +28,15 @@ from kio.static.primitive import i16, i32
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.describe import DescribeTransactionsResponse
 from rollbridge.kafka.errors import KafkaUnavailableError, Meaning, NotAuthorizedError
-from rollbridge.kafka.metadata import Cluster, CodeError, LeaderAnswers, LeaderQuestion, ask_once, of_partitions
-from rollbridge.kafka.offsets import by_topic
+from rollbridge.kafka.metadata import (
+    Cluster,
+    CodeError,
+    LeaderAnswers,
+    LeaderQuestion,
+    ask_once,
+    by_topic,
+    of_partitions,
+)
 from rollbridge.kafka.topics import view_cluster
 from rollbridge.kafka.transactions import Coordination, RequestRefusedError
 from rollbridge.stream.conditions import ForeignTransaction, Leaderless, Obstacle

@@ -24,8 +24,7 @@ from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.connection import Connection
 from rollbridge.kafka.errors import is_definite, refusal
-from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType
-from rollbridge.kafka.offsets import by_topic
+from rollbridge.kafka.metadata import Cluster, Clusters, CodeError, CoordinatorType, by_topic
 from rollbridge.kafka.transactions import ProducerFields, ProduceSession, ask_coordinator
 from rollbridge.stream.group_offsets import NO_DETAILS, GroupMember, OffsetDetails
 from rollbridge.stream.names import Partition

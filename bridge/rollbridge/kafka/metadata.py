@@ -19,17 +19,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
-from itertools import count
+from itertools import count, groupby
+from operator import itemgetter
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 from weakref import WeakSet
 
 from kio.schema.errors import ErrorCode
 from kio.schema.find_coordinator.v4 import FindCoordinatorRequest, FindCoordinatorResponse
+from kio.schema.list_offsets.v7 import ListOffsetsRequest
+from kio.schema.list_offsets.v7.request import ListOffsetsPartition, ListOffsetsTopic
 from kio.schema.metadata.v12 import MetadataRequest, MetadataResponse
 from kio.schema.metadata.v12.request import MetadataRequestTopic
 from kio.schema.metadata.v12.response import MetadataResponseTopic
-from kio.schema.types import TopicName
-from kio.static.primitive import i8
+from kio.schema.types import BrokerId, TopicName
+from kio.static.primitive import i8, i32, i64
 from kio.static.protocol import Payload
 
 from rollbridge.base.deadlines import Backoff, Closable, Deadline, Patience
@@ -68,6 +71,12 @@ class Isolation(IntEnum):
     """The high watermark: everything that is replicated."""
     READ_COMMITTED = 1
     """The last stable offset: everything before the first native transaction that is still open."""
+
+
+LATEST: Final = -1
+EARLIEST: Final = -2
+CLIENT: Final = -1
+"""Replica id of a client."""
 
 
 class CoordinatorType(IntEnum):
@@ -630,6 +639,30 @@ def of_partitions(value: Callable[[Any], T]) -> Callable[[Payload], Iterator[tup
                 yield (str(topic.name), int(item.partition_index)), item.error_code, value(item)
 
     return read
+
+
+def by_topic(partitions: Iterable[Partition]) -> dict[TopicName, tuple[i32, ...]]:
+    """Return the numbers of partitions by their topics, as requests name them."""
+    found = groupby(sorted(partitions), itemgetter(0))
+    return {TopicName(topic): tuple(i32(number) for _, number in items) for topic, items in found}
+
+
+def offsets_request(
+    timestamp: int, isolation: Isolation, places: Iterable[Partition], replica: int = CLIENT
+) -> ListOffsetsRequest:
+    """Return the request for the offset of a time, or of an end, in partitions of one leader."""
+    at = i64(timestamp)
+    return ListOffsetsRequest(
+        replica_id=BrokerId(replica),
+        isolation_level=i8(isolation.value),
+        topics=tuple(
+            ListOffsetsTopic(
+                name=topic,
+                partitions=tuple(ListOffsetsPartition(partition_index=item, timestamp=at) for item in items),
+            )
+            for topic, items in by_topic(places).items()
+        ),
+    )
 
 
 class LeaderAnswers(NamedTuple, Generic[T]):

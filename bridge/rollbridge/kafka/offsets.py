@@ -11,17 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 from typing import Final, TypeVar, cast
 
 from kio.schema.describe_log_dirs.v4 import DescribeLogDirsRequest, DescribeLogDirsResponse
 from kio.schema.describe_log_dirs.v4.request import DescribableLogDirTopic
 from kio.schema.errors import ErrorCode
-from kio.schema.list_offsets.v7 import ListOffsetsRequest, ListOffsetsResponse
-from kio.schema.list_offsets.v7.request import ListOffsetsPartition, ListOffsetsTopic
-from kio.schema.types import BrokerId, TopicName
-from kio.static.primitive import i8, i32, i64
+from kio.schema.list_offsets.v7 import ListOffsetsResponse
 from kio.static.protocol import Payload
 
 from rollbridge.base.deadlines import Backoff, Deadline, Patience, patience_s
@@ -29,6 +24,8 @@ from rollbridge.errors import KafkaUnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError, TopicNotFoundError
 from rollbridge.kafka.metadata import (
+    EARLIEST,
+    LATEST,
     Cluster,
     Clusters,
     CodeError,
@@ -36,7 +33,9 @@ from rollbridge.kafka.metadata import (
     LeaderQuestion,
     ask_leaders,
     ask_once,
+    by_topic,
     of_partitions,
+    offsets_request,
 )
 from rollbridge.stream.names import Partition
 
@@ -44,10 +43,6 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-LATEST: Final = -1
-EARLIEST: Final = -2
-CLIENT: Final = -1
-"""Replica id of a client."""
 _BACKOFF_FIRST_S: Final = 0.002
 _BACKOFF_MAX_S: Final = 0.1
 
@@ -263,30 +258,6 @@ _OFFSET: Final = of_partitions(lambda item: int(item.offset))
 def offsets_question(timestamp: int, isolation: Isolation) -> LeaderQuestion[int]:
     """Return the question for the offset of a time; see :func:`list_offsets`."""
     return LeaderQuestion(partial(offsets_request, timestamp, isolation), ListOffsetsResponse, _OFFSET)
-
-
-def offsets_request(
-    timestamp: int, isolation: Isolation, places: Iterable[Partition], replica: int = CLIENT
-) -> ListOffsetsRequest:
-    """Return the request for the offset of a time, or of an end, in partitions of one leader."""
-    at = i64(timestamp)
-    return ListOffsetsRequest(
-        replica_id=BrokerId(replica),
-        isolation_level=i8(isolation.value),
-        topics=tuple(
-            ListOffsetsTopic(
-                name=topic,
-                partitions=tuple(ListOffsetsPartition(partition_index=item, timestamp=at) for item in items),
-            )
-            for topic, items in by_topic(places).items()
-        ),
-    )
-
-
-def by_topic(partitions: Iterable[Partition]) -> dict[TopicName, tuple[i32, ...]]:
-    """Return the numbers of partitions by their topics, as requests name them."""
-    found = groupby(sorted(partitions), itemgetter(0))
-    return {TopicName(topic): tuple(i32(number) for _, number in items) for topic, items in found}
 
 
 # Disk usage: DescribeLogDirs, which librdkafka lacks.

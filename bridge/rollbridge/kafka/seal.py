@@ -45,8 +45,17 @@ from rollbridge.base.deadlines import Backoff, Deadline
 from rollbridge.errors import InvalidRequestError, KafkaUnavailableError, UnavailableError
 from rollbridge.kafka import errors as codes
 from rollbridge.kafka.errors import Meaning, NotAuthorizedError, TopicNotFoundError
-from rollbridge.kafka.metadata import Cluster, CodeError, Isolation, LeaderQuestion, ask_once, of_partitions
-from rollbridge.kafka.offsets import CLIENT, LATEST, offsets_request
+from rollbridge.kafka.metadata import (
+    CLIENT,
+    LATEST,
+    Cluster,
+    CodeError,
+    Isolation,
+    LeaderQuestion,
+    ask_once,
+    of_partitions,
+    offsets_request,
+)
 from rollbridge.kafka.transactions import Barrier, refused_batch
 from rollbridge.stream.names import Partition, show_partition
 

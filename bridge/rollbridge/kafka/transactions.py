@@ -50,8 +50,7 @@ from rollbridge.kafka.dispatch import (
     Dispatcher,
 )
 from rollbridge.kafka.errors import ConnectionLostError, Meaning, NotAuthorizedError
-from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, LeaderQuestion, NodeId
-from rollbridge.kafka.offsets import by_topic
+from rollbridge.kafka.metadata import Cluster, CodeError, CoordinatorType, LeaderQuestion, NodeId, by_topic
 from rollbridge.kafka.queues import Lane, PartitionQueue, QueuedBatch
 from rollbridge.kafka.records import HEADER_BYTES, BatchBuilder, RawBatch, check_data, stamped_header
 from rollbridge.stream.names import Partition

@@ -24,8 +24,8 @@ from rollbridge.base.sn import SN
 from rollbridge.errors import RollbridgeError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.fetch import LogReader
-from rollbridge.kafka.metadata import Cluster, Isolation, LeaderQuestion, ask_once
-from rollbridge.kafka.offsets import EARLIEST, LATEST, leader_bytes, offsets_question
+from rollbridge.kafka.metadata import EARLIEST, LATEST, Cluster, Isolation, LeaderQuestion, ask_once
+from rollbridge.kafka.offsets import leader_bytes, offsets_question
 from rollbridge.kafka.segment_tail import EndOf, LineageTails, WaitedTooLongError, ask
 from rollbridge.kafka.topics import delete_records_question
 from rollbridge.stream.conditions import Scope

@@ -22,8 +22,8 @@ from rollbridge.doctor.facts import Finding, gather
 from rollbridge.errors import NotFoundError, RollbridgeError, StreamNotFoundError, UnavailableError
 from rollbridge.kafka.client import KafkaClient
 from rollbridge.kafka.errors import NotAuthorizedError
-from rollbridge.kafka.metadata import Isolation
-from rollbridge.kafka.offsets import LATEST, leader_bytes, list_offsets
+from rollbridge.kafka.metadata import LATEST, Isolation
+from rollbridge.kafka.offsets import leader_bytes, list_offsets
 from rollbridge.metadata import paths
 from rollbridge.metadata.changes import StreamFault
 from rollbridge.metadata.gateway_store import read_gateways, read_holders, read_records
