@@ -299,6 +299,9 @@ class Application:
         except RefusedError as unknown:
             if unknown.fault is not KafkaFault.NOWHERE:
                 raise
+            # Nothing has begun, so its pair is that of the next one too, as at a broker: nobody can tell copies of this
+            # from its offsets. Those that are on their way no longer come.
+            self.late.clear()
             return False
         return True
 
