@@ -73,7 +73,7 @@ def apart(group: GroupState, stream: str, task: str, part: Steps[T]) -> Steps[T 
 def clear_away(group: GroupState) -> Steps[None]:
     """Leave nothing of a refused chore in the round."""
     yield from AbortRound()
-    group.predictor.log_end = group.draft = None
+    group.forget_round()
     group.counts["chores_refused"] += 1
 
 
@@ -138,8 +138,7 @@ def absorb(
         Refused: nothing can be set aside: the group's own topics are refused.
     """
     group.counts["rounds_refused"] += 1
-    group.waits.unknown_outcomes.end()
-    group.predictor.log_end = group.draft = None
+    group.forget_round()
     group.predictor.forget({place for place, _ in items})
     if isinstance(refused.effect, Look):
         yield from AbortRound()  # a refused look leaves the round open

@@ -368,7 +368,7 @@ def _append(
     if first_seal or (yield from _publish_once(group, plans)):
         return volumes
     yield from AbortRound()
-    group.predictor.log_end = group.draft = None
+    group.forget_round()
     return None
 
 
@@ -381,7 +381,7 @@ def _give_up(
 ) -> Steps[None]:
     """Refuse the transactions: one stream is refused while epochs of another are published already."""
     yield from AbortRound()
-    group.predictor.log_end = group.draft = None
+    group.forget_round()
     reason = f"its rolling commit is refused: {refused.reason}"
     for transaction in transactions:
         if transaction.state is State.COMMITTING:
@@ -399,7 +399,7 @@ def _leave(
     If the refusal does not name a stream of the rolling commit, all of its streams wait.
     """
     yield from AbortRound()
-    group.predictor.log_end = group.draft = None
+    group.forget_round()
     reason = f"its transactions need a rolling commit, which is refused: {refused.reason}"
     guilty = (group.stream_of(refused.topic) if refused.topic else None) or ""
     for name in [guilty] if guilty in committing.streams else committing.streams:

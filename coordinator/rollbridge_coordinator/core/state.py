@@ -378,6 +378,11 @@ class GroupState:
         gathering = [item.wait.due_ms - now_ms for item in self.waits.held_rolls.values() if not item.wait.seen]
         return max(min([most_ms, *gathering]), 0)
 
+    def forget_round(self) -> None:
+        """Forget what was drafted for the round, and predicted of its end; that it was not committed is known."""
+        self.predictor.log_end = self.draft = None
+        self.waits.unknown_outcomes.end()
+
     def forget_places(self, places: Iterable[Partition]) -> None:
         """Drop partitions of deleted segments."""
         for place in places:

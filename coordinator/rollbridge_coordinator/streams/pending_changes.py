@@ -249,8 +249,7 @@ def halt(group: GroupState, node: str, work: StreamChange, fault: EffectRefusedE
     reason = fault.reason if isinstance(fault, EffectRefusedError) else str(fault)
     logger.warning('change.postponed group=%s change="%s" reason="%s"', group.name, describe(work), reason)
     yield from AbortRound()
-    group.predictor.log_end = group.draft = None
-    group.waits.unknown_outcomes.end()
+    group.forget_round()
     if node not in group.waits.pending_changes:
         node = yield from put_aside(group, node, work)
     yield from postpone(group, node, reason)
