@@ -142,6 +142,8 @@ SAME: Final[Mapping[str, str]] = {
     ),
     "bridge/rollbridge/doctor/checks.py native_transactions: `native.age_s > HANGING.total_seconds()` → "
     "`(native.age_s >= HANGING.total_seconds())`": "no age is that to the last digit",
+    "bridge/rollbridge/kafka/metadata.py Clusters.give_back: `time.monotonic() - self._idle[0][1] > _IDLE_S` → "
+    "`(time.monotonic() - self._idle[0][1] >= _IDLE_S)`": "nothing is idle for that to the last digit",
     "bridge/rollbridge/kafka/transactions.py ask_coordinator: `time.sleep(min(pause_s, _MARKERS_BACKOFF_MAX_S) if "
     "markers else pause_s)` → `pass`": "it asks more often, and gets the same answer",
     "bridge/rollbridge/kafka/transactions.py ask_coordinator: `markers` → `(not (markers))`": (
