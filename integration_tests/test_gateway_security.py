@@ -761,7 +761,11 @@ def findings(cluster: Secured) -> dict[str, str]:
     answer = run_cli(cluster.environment("coordinator"), "doctor", "--json")
     assert answer.out, answer
     found = json.loads(answer.out)["findings"]
-    return {item["check"]: f"{item['what']}; {item['remedy']}" for item in found if "gateway" in item["check"]}
+    said: dict[str, str] = {}
+    for item in found:
+        if "gateway" in item["check"]:
+            said[item["check"]] = f"{said.get(item['check'], '')}{item['what']}; {item['remedy']}\n"
+    return said
 
 
 def state_of(part: str, cluster: Secured) -> str:
