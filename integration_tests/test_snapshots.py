@@ -129,7 +129,7 @@ def test_snapshots_on_the_command_line(cluster: AnyCluster, root: str, stream: s
         assert "SEGMENT" in cli("snapshot", "describe", stream).out
         assert [item["checked"] for item in cli.json("snapshot", "verify", stream)] == [ABORTS]
         assert cli.json("snapshot", "rebuild", stream) == {"stream": stream, "rebuilt": True}
-        rebuilt = found(b, stream)
+        rebuilt = await_snapshot(b, stream, ABORTS, "segmented", 1)  # its marker follows the answer
         assert rebuilt.snapshot is not None
         assert (rebuilt.aborted, rebuilt.snapshot.generation) == (ABORTS, 1), "made anew, not gone on with"
         assert cli("snapshot", "verify", stream).code == ExitCode.OK
