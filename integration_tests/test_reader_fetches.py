@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import islice
 
 import confluent_kafka
@@ -13,7 +12,6 @@ import rollbridge
 from integration_tests.clients import Site
 from integration_tests.patience import PATIENCE_S
 from rollbridge.base.ids import SegmentId
-from rollbridge.consumer import reader as reading
 from rollbridge.kafka.follower import Follower
 from rollbridge.stream.names import StreamName
 from rollbridge.stream.positions import ReadPosition
@@ -48,7 +46,7 @@ def write(producer: confluent_kafka.Producer, stream: str, values: Iterable[byte
 
 
 def small_fetches(monkeypatch: pytest.MonkeyPatch, max_bytes: int) -> None:
-    monkeypatch.setattr(reading, "Follower", partial(Follower, max_bytes=max_bytes))
+    monkeypatch.setitem(Follower.__init__.__kwdefaults__ or {}, "max_bytes", max_bytes)
 
 
 def values(records: Iterable[rollbridge.Record]) -> list[bytes | None]:
