@@ -289,7 +289,7 @@ class Application:
     def sends_first(self, pair: Pair, group: GroupCommit, guess: str) -> bool:
         """Send offsets before any record; False if it is told to write first."""
         is_sure = self.dice.random() < 0.5
-        now_ms = self.world.clock_ms
+        now_ms, of_before = self.world.clock_ms, tuple(self.late)
         try:
             if not self.v2:
                 self.ask(
@@ -301,7 +301,7 @@ class Application:
                 raise
             # Nothing has begun, so its pair is that of the next one too, as at a broker: nobody can tell copies of this
             # from its offsets. Those that are on their way no longer come.
-            self.late.clear()
+            self.late[:] = [copy for copy in self.late if copy in of_before]
             return False
         return True
 
